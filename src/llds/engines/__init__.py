@@ -1,0 +1,1 @@
+"""One file per engine; each only translates that engine's tensors, config and metrics."""
