@@ -1,0 +1,1 @@
+"""Scoring a policy on held-out questions, with intervals."""

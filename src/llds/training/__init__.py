@@ -1,0 +1,1 @@
+"""The main job: a language model that learns to search, trained by GRPO + LLDS."""

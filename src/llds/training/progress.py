@@ -1,0 +1,195 @@
+"""What a person sees while a run goes on: a live table on a terminal, plain lines elsewhere. Always on
+stderr.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A metric on display: its key in ``metrics.jsonl``, what people call it, how its number is written."""
+
+    key: str
+    label: str
+    form: str
+
+
+SHOWN = (
+    Shown("reward", "reward", "{:.3f}"),
+    Shown("exact_match", "exact match", "{:.3f}"),
+    Shown("searches", "searches", "{:.2f}"),
+    Shown("valid_search_share", "valid searches", "{:.0%}"),
+    Shown("llds/logprob_positive", "log-lik. of correct", "{:.4f}"),
+    Shown("llds/displacement_positive", "displacement", "{:+.2e}"),
+    Shown("llds/gate_rate", "gates open", "{:.0%}"),
+    Shown("llds/loss", "LLDS loss", "{:.2e}"),
+    Shown("entropy", "entropy", "{:.3f}"),
+    Shown("grad_norm", "grad norm", "{:.2f}"),
+)
+
+
+class Counter(Protocol):
+    """Counts the work done in one phase."""
+
+    def __call__(self, done: int) -> None:
+        """Say that ``done`` units are finished in all."""
+
+
+class Display(Protocol):
+    """What a run tells while it goes on."""
+
+    def phase(self, title: str, total: int) -> Any:
+        """Return a context manager that yields a :class:`Counter` for a phase of ``total`` units."""
+
+    def training(self, first: int, last: int) -> Any:
+        """Return a context manager round the training loop from step ``first`` to step ``last``."""
+
+    def step(self, row: Mapping[str, Any]) -> None:
+        """Show one line of ``metrics.jsonl``."""
+
+    def note(self, text: str) -> None:
+        """Show a sentence that stays on the screen."""
+
+
+def make_display(stream: TextIO) -> Display:
+    """Return the live display when ``stream`` is a terminal, else plain lines."""
+    console = Console(file=stream)
+    return LiveDisplay(console) if console.is_terminal else PlainDisplay(stream)
+
+
+class PlainDisplay:
+    """One line per step and per phase, for logs and pipes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._clock = _Clock(0, 0)
+
+    @contextmanager
+    def phase(self, title: str, total: int) -> Iterator[Counter]:
+        """See :class:`Display`."""
+        start = time.monotonic()
+        self.note(f"{title} …")
+        yield lambda done: None
+        self.note(f"{title}: done in {time.monotonic() - start:.0f} s")
+
+    @contextmanager
+    def training(self, first: int, last: int) -> Iterator[None]:
+        """See :class:`Display`."""
+        self._clock = _Clock(first, last)
+        yield
+
+    def step(self, row: Mapping[str, Any]) -> None:
+        """See :class:`Display`."""
+        parts = [f"{shown.label} {_number(shown, row[shown.key])}" for shown in SHOWN if shown.key in row]
+        left = self._clock.left(row["step"])
+        self.note(f"step {row['step']}/{self._clock.last}  " + "  ".join([*parts, f"left {left}"]))
+
+    def note(self, text: str) -> None:
+        """See :class:`Display`."""
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+
+class LiveDisplay:
+    """A table of the newest numbers above a progress bar."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._latest: dict[str, Any] = {}
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task: TaskID | None = None
+
+    @contextmanager
+    def phase(self, title: str, total: int) -> Iterator[Counter]:
+        """See :class:`Display`."""
+        task = self._bar.add_task(title, total=total)
+        nested = self._bar.live.is_started or self._task is not None
+        with _nothing() if nested else self._bar:
+            yield lambda done: self._bar.update(task, completed=done)
+            self._bar.update(task, completed=total)
+            if not nested:
+                self._bar.refresh()
+        self._bar.remove_task(task)
+
+    @contextmanager
+    def training(self, first: int, last: int) -> Iterator[None]:
+        """See :class:`Display`."""
+        self._task = self._bar.add_task("training", total=last, completed=first)
+        try:
+            with Live(console=self._console, get_renderable=self._render, refresh_per_second=4):
+                yield
+        finally:
+            self._bar.remove_task(self._task)
+            self._task = None
+
+    def step(self, row: Mapping[str, Any]) -> None:
+        """See :class:`Display`."""
+        self._latest.update(row)
+        if self._task is not None:
+            self._bar.update(self._task, completed=row["step"])
+
+    def note(self, text: str) -> None:
+        """See :class:`Display`."""
+        self._console.print(Text(text))
+
+    def _render(self) -> Group:
+        return Group(metrics_table(self._latest), self._bar)
+
+
+def metrics_table(row: Mapping[str, Any]) -> Table:
+    """Return the metrics of ``row`` that people watch, two side by side."""
+    table = Table.grid(padding=(0, 2))
+    cells = [(shown.label, _number(shown, row[shown.key])) for shown in SHOWN if shown.key in row]
+    for index in range(0, len(cells), 2):
+        pair = cells[index : index + 2]
+        table.add_row(
+            *(
+                Text(text, style=style)
+                for cell in pair
+                for text, style in zip(cell, ("dim", "bold"), strict=True)
+            )
+        )
+    return table
+
+
+class _Clock:
+    """Estimates the time left from the steps done since it was made."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self.first, self.last, self.start = first, last, time.monotonic()
+
+    def left(self, step: int) -> str:
+        done = step - self.first
+        if done <= 0:
+            return "?"
+        seconds = int((time.monotonic() - self.start) / done * (self.last - step))
+        return f"{seconds // 3600}:{seconds % 3600 // 60:02d}:{seconds % 60:02d}"
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+def _number(shown: Shown, value: Any) -> str:
+    # metrics that are not finite are text already
+    return shown.form.format(value) if isinstance(value, int | float) else str(value)
