@@ -1,27 +1,14 @@
-"""The LLDS regulariser (arXiv 2512.04220): a penalty on actions of good responses that became less likely."""
-
-from typing import Literal, NamedTuple
+"""The LLDS regulariser (arXiv 2512.04220): what a good response did must not become less likely."""
 
 import torch
 from torch import Tensor
 
 from llds.errors import LLDSError
 from llds.objective import spans
-from llds.objective.normalizers import count_of, metric_of
-
-Gate = Literal["action", "response", "token"]
-Preserve = Literal["nonnegative", "positive"]
-Penalty = Literal["relu", "huber"]
-
-
-class LLDSOutput(NamedTuple):
-    """A loss and what was measured on the way.
-
-    ``loss`` is 0-dim and already multiplied by the coefficient. ``metrics`` maps names to 0-dim detached tensors.
-    """
-
-    loss: Tensor
-    metrics: dict[str, Tensor]
+from llds.objective.checks import check_above, check_choice, check_least, check_shape
+from llds.objective.layout import Layout, nan_where
+from llds.objective.metrics import LLDSOutput, with_ratios
+from llds.objective.normalizers import NORMALIZERS, divide, normalizer_count
 
 
 def llds_loss(
@@ -35,7 +22,7 @@ def llds_loss(
     normalizer: str = "all",
     answer_mask: Tensor | None = None,
     answer_weight: float | Tensor = 1.0,
-    token_count: int | Tensor | None = None,
+    token_count: float | Tensor | None = None,
     preserve: str = "nonnegative",
     advantage_tol: float = 1e-3,
     dead_zone: float | Tensor = 0.0,
@@ -44,54 +31,160 @@ def llds_loss(
     segment_ids: Tensor | None = None,
     compat: str | None = None,
 ) -> LLDSOutput:
-    """Penalise the likelihood that actions of preserved responses lost: λ · Σ gate · w · max(0, d) / N."""
-    metric_of(normalizer)
-    shape = logprobs.shape
-    dtype = torch.promote_types(logprobs.dtype, torch.float32)
-    mask = response_mask.bool().flatten()
-    starts = spans.row_starts(shape, logprobs.device) if segment_ids is None else spans.segment_starts(segment_ids)
-    if advantages.shape != shape:
-        advantages = (
-            advantages.reshape(-1, 1).expand(shape)
-            if segment_ids is None
-            else advantages[torch.where(response_mask.bool(), segment_ids, 0)]
+    """Penalise the likelihood that the actions of preserved responses lost: λ · Σ gate · w · max(0, d) / N.
+
+    d = ``old_logprobs`` − ``logprobs`` is the displacement of a token in nats; positive means that it became
+    less likely. Gate and weight carry no gradient, so on a penalised token d loss / d logprob = −λ · w / N,
+    and 0 anywhere else. Add the loss to the policy loss. It is exactly 0 where ``logprobs`` equals
+    ``old_logprobs``, as in the first optimizer step after a rollout.
+
+    Nothing here waits for the device and no shape depends on data: it compiles with ``fullgraph=True``.
+
+    Args:
+        logprobs: log π_new of the sampled tokens, floating point; padded [B, T] or, with ``segment_ids``,
+            packed [..., N]. float64 is computed in float64, everything else in float32.
+        old_logprobs: the same under the policy to hold on to. The paper's is the one that sampled;
+            :mod:`llds.objective.anchor` tells of the others.
+        advantages: per response, [B] or [B, 1] (packed: [S], looked up by segment id), or per token.
+        response_mask: 1 where the policy wrote, 0 on prompt, feedback and padding; any dtype. An action is a
+            maximal run of ones. What stands under a 0 reaches neither value nor gradient, not even a NaN.
+        coef: λ ≥ 0. Its size belongs to its normaliser: one λ acts several times as strongly with "preserved"
+            as with "all" (:func:`~llds.objective.convert_coef`).
+        gate: what must have become less likely as a whole before its tokens are penalised: the "action" (Eq.
+            4), the "response" (Eq. 10), or only the "token" itself (Eq. 9).
+        normalizer: N counts "all" policy tokens (the authors' code and the paper's figures), "preserved"
+            tokens (Eq. 4), "gated" tokens, "penalised" tokens, or responses ("response").
+        answer_mask: 1 on the tokens of the final answer (LLDS-MA, Eq. 5); shape of ``logprobs``.
+        answer_weight: w of those tokens; see :func:`~llds.objective.answer_weight_from_searches`.
+        token_count: N itself, in place of this call's own count. Under gradient accumulation or data
+            parallelism pass the count of the whole optimizer batch, else λ changes its meaning with the
+            micro-batch size (divided by the number of ranks where gradients are averaged over ranks, not
+            summed).
+        preserve: "nonnegative" (A ≥ 0, the paper's Y_pre) or "positive" (A > 0).
+        advantage_tol: an |A| up to this counts as 0. Rounding gives groups of equal rewards an advantage of
+            up to about 7e-4 in place of 0, and its sign would decide over whole responses; real ones are far
+            larger.
+        dead_zone: nats per token to overlook, since numerical noise alone moves log-probs: a gate opens only
+            if Σ d > dead_zone · length, and a token is penalised only for what it lost beyond it. 0 is the
+            paper.
+        penalty: "relu" (the paper; full gradient however small the drop) or "huber", which is quadratic up to
+            ``huber_width`` and linear beyond, so that the gradient fades with the drop.
+        huber_width: nats, above 0.
+        segment_ids: integers; the tokens of one response carry the same id and lie together
+            (:func:`~llds.objective.segment_ids_from_cu_seqlens`).
+        compat: "authors" does as the authors' code where that differs: the sign of A decides without
+            tolerance, and a gate looks at runs of preserved tokens.
+
+    Returns:
+        The loss, and metrics. Additive: ``penalty_sum`` (before λ and N); ``tokens``, ``preserved_tokens``,
+        ``answer_tokens``, ``gated_tokens``, ``penalised_tokens``; ``responses``; ``actions``,
+        ``actions_preserved``, ``actions_open`` (with a preserved token behind an open gate); ``moved_tokens``
+        (d ≠ 0; none means that nothing could be penalised), ``displacement_abs_sum``; by the sign of the
+        advantage ``tokens_*``, ``responses_*``, ``displacement_sum_*``, ``logprob_sum_*``;
+        ``nonfinite_tokens``. Ratios of these, which do not add up, are named in
+        :data:`llds.objective.metrics.RATIOS`.
+
+        A policy token whose log-prob or advantage is not finite makes the loss and its own gradient NaN.
+
+    Raises:
+        LLDSError: a shape, a dtype, a name or a number is wrong.
+    """
+    check_choice(("action", "response", "token"), gate=gate)
+    check_choice(tuple(NORMALIZERS), normalizer=normalizer)
+    check_choice(("nonnegative", "positive"), preserve=preserve)
+    check_choice(("relu", "huber"), penalty=penalty)
+    check_choice((None, "authors"), compat=compat)
+    check_least(0.0, coef=coef, answer_weight=answer_weight, advantage_tol=advantage_tol, dead_zone=dead_zone)
+    check_above(0.0, huber_width=huber_width)
+    if answer_mask is None and (isinstance(answer_weight, Tensor) or answer_weight != 1.0):
+        raise LLDSError(
+            "answer_weight needs answer_mask, 1 on the tokens of the final answer, but it is None."
         )
-    zero = torch.zeros((), dtype=dtype, device=logprobs.device)
-    new = torch.where(mask, logprobs.flatten().to(dtype), zero)
-    old = torch.where(mask, old_logprobs.detach().flatten().to(dtype), zero)
-    adv = torch.where(mask, advantages.flatten().to(dtype), zero)
-    drop = old - new
-    tol = 0.0 if compat == "authors" else advantage_tol
-    keep = mask & (adv > tol if preserve == "positive" else adv >= -tol)
-    finite = drop.isfinite() & adv.isfinite()
-    runs = keep if compat == "authors" else mask
-    actions, responses = spans.action_ids(runs, starts), spans.response_ids(runs, starts)
-    with torch.no_grad():
-        if gate == "token":
-            opened = keep
-        else:
-            ids = {"action": actions, "response": responses}[gate]
-            opened = keep & (spans.spread(spans.group_sums(drop - dead_zone, ids), ids) > 0)
-    excess = drop - dead_zone
-    size = excess.clamp(min=0)
-    if penalty == "huber":
-        size = torch.where(size < huber_width, size.square() / (2 * huber_width), size - huber_width / 2)
-    weight = zero + 1 if answer_mask is None else torch.where(answer_mask.bool().flatten(), answer_weight, zero + 1)
-    cost = torch.where(opened, weight * size, zero) + drop * torch.where(finite, zero, float("nan"))
-    total = cost.sum()
-    with torch.no_grad():
-        metrics = {
-            "penalty_sum": total.detach(),
-            "tokens": mask.sum(),
-            "responses": spans.count_groups(responses, mask),
-            "preserved_tokens": keep.sum(),
-            "gated_tokens": opened.sum(),
-            "penalised_tokens": (opened & (excess > 0)).sum(),
-            "actions_preserved": spans.count_groups(actions, keep),
-            "actions_open": spans.count_groups(actions, opened),
-            "nonfinite_tokens": (~finite).sum(),
-        }
-    count = count_of(normalizer, metrics) if token_count is None else token_count
-    if compat not in (None, "authors"):
-        raise LLDSError(f"compat must be None or 'authors', but is {compat!r}.")
-    return LLDSOutput(coef * total / count, metrics)
+    if compat == "authors" and (normalizer, preserve) != ("all", "nonnegative"):
+        raise LLDSError(
+            'compat="authors" goes with normalizer="all" and preserve="nonnegative" only, '
+            f"but they are {normalizer!r} and {preserve!r}."
+        )
+
+    layout = Layout.of(logprobs, response_mask, segment_ids)
+    check_shape(logprobs.shape, old_logprobs=old_logprobs)
+    new = layout.tokens(logprobs)
+    old = layout.tokens(old_logprobs).detach()
+    advantage = layout.advantages(advantages)
+
+    signs = _signs(advantage, layout.mask, 0.0 if compat == "authors" else advantage_tol)
+    preserved = signs["positive"] | signs["zero"] if preserve == "nonnegative" else signs["positive"]
+    displacement = old - new
+    excess = displacement - dead_zone
+    looked_at = preserved if compat == "authors" else layout.mask
+    gated = preserved & _gate(gate, excess.detach(), looked_at, layout.starts)
+
+    cost = _penalty(penalty, excess, huber_width)
+    answer = layout.flags(torch.zeros_like(response_mask) if answer_mask is None else answer_mask)
+    cost = torch.where(answer, cost * answer_weight, cost)
+    bad = ~(displacement.isfinite() & advantage.isfinite())
+    total = (cost.masked_fill(~gated, 0) + nan_where(bad, displacement)).sum()
+
+    metrics = {
+        "penalty_sum": total.detach(),
+        "preserved_tokens": preserved.sum(),
+        "answer_tokens": answer.sum(),
+        "gated_tokens": gated.sum(),
+        "penalised_tokens": (gated & (excess > 0)).sum(),
+        **_actions(layout, preserved, gated),
+        **_likelihood(layout, new.detach(), displacement.detach(), signs),
+        "nonfinite_tokens": bad.sum(),
+    }
+    loss = coef * divide(total, normalizer_count(normalizer, metrics), token_count)
+    return LLDSOutput(loss, with_ratios(metrics))
+
+
+def _gate(gate: str, excess: Tensor, mask: Tensor, starts: Tensor) -> Tensor:
+    """Say of the tokens in ``mask`` whether the unit they belong to became less likely: bool [N]."""
+    if gate == "token":
+        return mask
+    ids = (spans.action_ids if gate == "action" else spans.response_ids)(mask, starts)
+    return spans.spread(spans.group_sums(excess, ids), ids) > 0
+
+
+def _penalty(penalty: str, excess: Tensor, width: float) -> Tensor:
+    """Shape the drop in nats: relu keeps it, Huber's slope rises from 0 to 1 over ``width``."""
+    drop = excess.relu()
+    if penalty == "relu":
+        return drop
+    return torch.where(drop < width, drop.square() / (2 * width), drop - width / 2)
+
+
+def _signs(advantage: Tensor, mask: Tensor, tol: float) -> dict[str, Tensor]:
+    """Split the policy's tokens by the sign of their advantage, bool [N] each; NaN has none."""
+    return {
+        "positive": mask & (advantage > tol),
+        "zero": mask & (advantage.abs() <= tol),
+        "negative": mask & (advantage < -tol),
+    }
+
+
+def _actions(layout: Layout, preserved: Tensor, gated: Tensor) -> dict[str, Tensor]:
+    """Count the actions, those with a preserved token, and those with one behind an open gate."""
+    actions = spans.action_ids(layout.mask, layout.starts)
+    parts = {"actions": layout.mask, "actions_preserved": preserved, "actions_open": gated}
+    return {name: spans.count_groups(actions, part) for name, part in parts.items()}
+
+
+def _likelihood(
+    layout: Layout, logprob: Tensor, displacement: Tensor, signs: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Sum what likelihood did, over all tokens and by the sign of their advantage."""
+    responses = layout.responses
+    sums = {
+        "tokens": layout.mask.sum(),
+        "responses": spans.count_groups(responses, layout.mask),
+        "moved_tokens": (displacement != 0).sum(),
+        "displacement_abs_sum": displacement.abs().sum(),
+    }
+    for sign, part in signs.items():
+        sums[f"tokens_{sign}"] = part.sum()
+        sums[f"responses_{sign}"] = spans.count_groups(responses, part)
+        sums[f"displacement_sum_{sign}"] = displacement.masked_fill(~part, 0).sum()
+        sums[f"logprob_sum_{sign}"] = logprob.masked_fill(~part, 0).sum()
+    return sums
