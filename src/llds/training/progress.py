@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TextIO
 
@@ -48,12 +48,16 @@ class Counter(Protocol):
 
 
 class Display(Protocol):
-    """What a run tells while it goes on."""
+    """What a run tells while it goes on. Used as a context manager round the whole run."""
 
-    def phase(self, title: str, total: int) -> Any:
+    def __enter__(self) -> Display: ...
+
+    def __exit__(self, *exception: object) -> None: ...
+
+    def phase(self, title: str, total: int) -> AbstractContextManager[Counter]:
         """Return a context manager that yields a :class:`Counter` for a phase of ``total`` units."""
 
-    def training(self, first: int, last: int) -> Any:
+    def training(self, first: int, last: int) -> AbstractContextManager[None]:
         """Return a context manager round the training loop from step ``first`` to step ``last``."""
 
     def step(self, row: Mapping[str, Any]) -> None:
@@ -75,6 +79,12 @@ class PlainDisplay:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._clock = _Clock(0, 0)
+
+    def __enter__(self) -> PlainDisplay:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stream.flush()
 
     @contextmanager
     def phase(self, title: str, total: int) -> Iterator[Counter]:
@@ -108,7 +118,7 @@ class LiveDisplay:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._latest: dict[str, Any] = {}
-        self._bar = Progress(
+        self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
@@ -116,43 +126,49 @@ class LiveDisplay:
             TimeRemainingColumn(),
             console=console,
         )
-        self._task: TaskID | None = None
+        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=4)
+        self._training: TaskID | None = None
+
+    def __enter__(self) -> LiveDisplay:
+        self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._live.stop()
 
     @contextmanager
     def phase(self, title: str, total: int) -> Iterator[Counter]:
         """See :class:`Display`."""
-        task = self._bar.add_task(title, total=total)
-        nested = self._bar.live.is_started or self._task is not None
-        with _nothing() if nested else self._bar:
-            yield lambda done: self._bar.update(task, completed=done)
-            self._bar.update(task, completed=total)
-            if not nested:
-                self._bar.refresh()
-        self._bar.remove_task(task)
+        task = self._bars.add_task(title, total=total)
+        self._live.refresh()
+        try:
+            yield lambda done: self._bars.update(task, completed=done)
+        finally:
+            self._bars.remove_task(task)
 
     @contextmanager
     def training(self, first: int, last: int) -> Iterator[None]:
         """See :class:`Display`."""
-        self._task = self._bar.add_task("training", total=last, completed=first)
+        self._training = self._bars.add_task("training", total=last, completed=first)
         try:
-            with Live(console=self._console, get_renderable=self._render, refresh_per_second=4):
-                yield
+            yield
         finally:
-            self._bar.remove_task(self._task)
-            self._task = None
+            self._bars.remove_task(self._training)
+            self._training = None
 
     def step(self, row: Mapping[str, Any]) -> None:
         """See :class:`Display`."""
         self._latest.update(row)
-        if self._task is not None:
-            self._bar.update(self._task, completed=row["step"])
+        if self._training is not None:
+            self._bars.update(self._training, completed=row["step"])
+        self._live.refresh()
 
     def note(self, text: str) -> None:
         """See :class:`Display`."""
         self._console.print(Text(text))
 
     def _render(self) -> Group:
-        return Group(metrics_table(self._latest), self._bar)
+        return Group(metrics_table(self._latest), self._bars)
 
 
 def metrics_table(row: Mapping[str, Any]) -> Table:
@@ -183,11 +199,6 @@ class _Clock:
             return "?"
         seconds = int((time.monotonic() - self.start) / done * (self.last - step))
         return f"{seconds // 3600}:{seconds % 3600 // 60:02d}:{seconds % 60:02d}"
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
 
 
 def _number(shown: Shown, value: Any) -> str:

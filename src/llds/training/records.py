@@ -12,7 +12,7 @@ import fcntl
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +90,9 @@ class RunFolder:
         atomic_write_text(self._trajectory_file(step), "".join(f"{line}\n" for line in lines))
 
     def cut_after(self, step: int) -> None:
-        """Remove metrics and trajectories of optimizer steps after ``step``."""
-        if self.metrics.exists():
-            kept = [_dump(row) for row in read_lines(self.metrics) if row["step"] <= step]
-            atomic_write_text(self.metrics, "".join(f"{line}\n" for line in kept))
+        """Remove metrics and trajectories of optimizer steps after ``step``, and torn last lines."""
+        _rewrite(self.metrics, lambda row: row["step"] <= step)
+        _rewrite(self.events, lambda row: True)
         for path in self.trajectories.glob("step-*.jsonl"):
             if path > self._trajectory_file(step):
                 path.unlink()
@@ -128,6 +127,12 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
                 f"{path}, line {number} is not JSON; restore the file or delete the run folder."
             ) from None
     return rows
+
+
+def _rewrite(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
+    if path.exists():
+        lines = [_dump(row) for row in read_lines(path) if keep(row)]
+        atomic_write_text(path, "".join(f"{line}\n" for line in lines))
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -1,0 +1,131 @@
+"""Loading the policy: any causal language model in safetensors, with its tokenizer and a pad token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llds.errors import LLDSError
+from llds.training.recipe import ModelSettings
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A model in evaluation mode on its device, its tokenizer, and what the user should know about them."""
+
+    model: Any
+    tokenizer: Any
+    notes: tuple[str, ...] = ()
+
+
+def load_policy(settings: ModelSettings) -> Policy:
+    """Load the model and tokenizer that ``settings`` name.
+
+    Weights are read from safetensors only. Raises :class:`LLDSError` when there is no such model, when it has
+    no safetensors weights, no tokenizer, neither a pad nor an end-of-text token, or fewer embeddings than
+    tokens.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    source = model_source(settings.path)
+    tokenizer, notes = _load_tokenizer(source)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            source,
+            dtype=getattr(torch, settings.dtype),
+            use_safetensors=True,
+            local_files_only=Path(source).is_dir(),
+        )
+    except (OSError, ValueError) as error:
+        raise LLDSError(_why_not(source, error)) from None
+    rows = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > rows:
+        raise LLDSError(
+            f"The tokenizer in {source} knows {len(tokenizer)} tokens but the model has embeddings for {rows}; "
+            "they do not belong together."
+        )
+    return Policy(model.to(pick_device(settings.device)).eval(), tokenizer, notes)
+
+
+def model_source(path: str) -> str:
+    """Return the folder (or Hub name) of a model that is named as in a recipe.
+
+    A run folder stands for its final model, or for its newest checkpoint while there is none. Raises
+    :class:`LLDSError` when a folder is not a model folder or a path does not exist.
+    """
+    if path == "tiny":
+        from llds.training.models import tiny_folder
+
+        return str(tiny_folder())
+    if path == "smollm2":
+        from llds.training.smollm2 import smollm2_folder
+
+        return str(smollm2_folder())
+    folder = Path(path)
+    if not folder.exists():
+        if _looks_like_hub_name(path):
+            return path
+        raise LLDSError(f"There is no model folder {path}; check the path.")
+    return str(_inside_run(folder))
+
+
+def pick_device(name: str) -> str:
+    """Return the torch device for ``model.device``; raises :class:`LLDSError` for a GPU that is not there."""
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise LLDSError("model.device=cuda, but torch sees no GPU here; use model.device=cpu or auto.")
+    return name
+
+
+def _inside_run(folder: Path) -> Path:
+    """Return the model folder that ``folder`` is or, as a run folder, holds."""
+    from llds.training.checkpoints import list_checkpoints
+
+    candidates = [folder, folder / "model", *reversed(list_checkpoints(folder / "checkpoints"))]
+    for candidate in candidates:
+        if (candidate / "config.json").is_file():
+            return candidate
+    raise LLDSError(f"{folder} is not a model folder: there is no config.json in it.")
+
+
+def _looks_like_hub_name(path: str) -> bool:
+    owner, slash, name = path.partition("/")
+    return bool(owner and slash and name) and "/" not in name and not path.startswith((".", "~"))
+
+
+def _load_tokenizer(source: str) -> tuple[Any, tuple[str, ...]]:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
+    except (OSError, ValueError, KeyError) as error:
+        raise LLDSError(_why_not(source, error, "tokenizer")) from None
+    if tokenizer.pad_token_id is not None:
+        return tokenizer, ()
+    if tokenizer.eos_token_id is None:
+        raise LLDSError(
+            f"The tokenizer of {source} has neither a pad nor an end-of-text token; add one "
+            "(tokenizer.add_special_tokens({'pad_token': '<pad>'})) and save it with the model."
+        )
+    tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer, (
+        f"The tokenizer of {source} has no pad token; {tokenizer.eos_token} pads in its place.",
+    )
+
+
+def _why_not(source: str, error: Exception, what: str = "model") -> str:
+    folder = Path(source)
+    if not folder.is_dir():
+        return (
+            f"The {what} '{source}' is not on this machine; set HF_HUB_OFFLINE=0 to download it "
+            "from the Hub, or give the path of a model folder."
+        )
+    if what == "model" and not any(folder.glob("*.safetensors")):
+        return f"{folder} holds no safetensors weights; save the model again with save_pretrained."
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return f"The {what} in {folder} can't be loaded: {reason.rstrip('.')}."
