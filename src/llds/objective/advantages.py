@@ -5,7 +5,7 @@ from torch import Tensor
 
 from llds.errors import LLDSError
 from llds.objective import spans
-from llds.objective.checks import check_choice, check_least
+from llds.objective.checks import check_choice, check_least, check_shape
 
 #: Rewards of a group that lie within so many rounding errors of each other are equal.
 ROUNDING_ERRORS = 8
@@ -42,7 +42,7 @@ def grpo_advantages(
     check_least(0.0, eps=eps)
     ids = _group_ids(rewards, group_size, groups)
     on = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid.bool()
-    _check_rows(rewards, valid=on)
+    check_shape("rewards", rewards.shape, valid=on)
     ids = ids.masked_fill(~on, 0)
     reward = rewards.to(torch.promote_types(rewards.dtype, torch.float32)).masked_fill(~on, 0)
 
@@ -64,7 +64,7 @@ def _group_ids(rewards: Tensor, group_size: int | None, groups: Tensor | None) -
     if rewards.dim() != 1:
         raise LLDSError(f"rewards must be one per response, [B], but has shape {list(rewards.shape)}.")
     if groups is not None and group_size is None:
-        _check_rows(rewards, groups=groups)
+        check_shape("rewards", rewards.shape, groups=groups)
         order = groups.argsort()
         sorted_ids = spans.segment_starts(groups[order]).cumsum(0)
         return torch.zeros_like(sorted_ids).scatter(0, order, sorted_ids)
@@ -74,11 +74,3 @@ def _group_ids(rewards: Tensor, group_size: int | None, groups: Tensor | None) -
     if len(rewards) % group_size:
         raise LLDSError(f"{len(rewards)} rewards cannot be split into groups of {group_size}.")
     return torch.arange(len(rewards), device=rewards.device) // group_size + 1
-
-
-def _check_rows(rewards: Tensor, **per_row: Tensor) -> None:
-    for name, tensor in per_row.items():
-        if tensor.shape != rewards.shape:
-            raise LLDSError(
-                f"{name} must have the shape of rewards, {list(rewards.shape)}, but has {list(tensor.shape)}."
-            )

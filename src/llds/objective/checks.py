@@ -11,12 +11,12 @@ from torch import Tensor
 from llds.errors import LLDSError
 
 
-def check_shape(shape: torch.Size, **tensors: Tensor) -> None:
-    """Raise ``LLDSError`` for a tensor that has not the shape of the log-probs."""
+def check_shape(like: str, shape: torch.Size, **tensors: Tensor) -> None:
+    """Raise ``LLDSError`` for a tensor that has not the ``shape`` of the one called ``like``."""
     for name, tensor in tensors.items():
         if tensor.shape != shape:
             raise LLDSError(
-                f"{name} must have the shape of logprobs, {list(shape)}, but has {list(tensor.shape)}."
+                f"{name} must have the shape of {like}, {list(shape)}, but has {list(tensor.shape)}."
             )
 
 

@@ -33,9 +33,9 @@ class Layout:
         """
         if not logprobs.is_floating_point():
             raise LLDSError(f"logprobs must be floating point, but is {logprobs.dtype}.")
-        check_shape(logprobs.shape, response_mask=response_mask)
+        check_shape("logprobs", logprobs.shape, response_mask=response_mask)
         if segment_ids is not None:
-            check_shape(logprobs.shape, segment_ids=segment_ids)
+            check_shape("logprobs", logprobs.shape, segment_ids=segment_ids)
             if segment_ids.is_floating_point() or segment_ids.dtype == torch.bool:
                 raise LLDSError(f"segment_ids must be integers, but is {segment_ids.dtype}.")
             starts = spans.segment_starts(segment_ids)
@@ -49,20 +49,24 @@ class Layout:
         dtype = torch.promote_types(logprobs.dtype, torch.float32)
         return cls(logprobs.shape, dtype, response_mask.bool().flatten(), starts, segment_ids)
 
-    def tokens(self, values: Tensor) -> Tensor:
-        """Flatten one value per token to [N], with 0 where the policy did not write, whatever stood there."""
+    def tokens(self, **values: Tensor) -> Tensor:
+        """Flatten one named tensor to [N], with 0 where the policy did not write, whatever stood there."""
+        check_shape("logprobs", self.shape, **values)
+        (tensor,) = values.values()
         # A product with the mask would let NaN through, also into the gradient; filling in does not.
-        return values.flatten().to(self.dtype).masked_fill(~self.mask, 0)
+        return tensor.flatten().to(self.dtype).masked_fill(~self.mask, 0)
 
-    def flags(self, mask: Tensor) -> Tensor:
-        """Flatten a second mask to bool [N], limited to the policy's tokens."""
+    def flags(self, **masks: Tensor) -> Tensor:
+        """Flatten one named mask to bool [N], limited to the policy's tokens."""
+        check_shape("logprobs", self.shape, **masks)
+        (mask,) = masks.values()
         return mask.bool().flatten() & self.mask
 
     def advantages(self, values: Tensor) -> Tensor:
         """Spread advantages per response ([B], [B, 1]; packed [S]) or per token to [N]; no gradient."""
         values = values.detach()
         if values.shape == self.shape:
-            return self.tokens(values)
+            return self.tokens(advantages=values)
         given = list(values.shape)
         if self.segment_ids is not None:
             if values.dim() != 1:
@@ -71,14 +75,15 @@ class Layout:
                     f"but has shape {given}."
                 )
             # The id of a padding token may point nowhere, so it is never followed.
-            return self.tokens(values.gather(0, self.segment_ids.flatten().masked_fill(~self.mask, 0).long()))
+            policy_ids = self.segment_ids.masked_fill(~self.mask.view(self.shape), 0)
+            return self.tokens(advantages=values[policy_ids.long()])
         rows, length = self.shape
         if given not in ([rows], [rows, 1]):
             raise LLDSError(
                 f"advantages must have shape [{rows}], [{rows}, 1] or [{rows}, {length}] beside logprobs "
                 f"[{rows}, {length}], but has {given}."
             )
-        return self.tokens(values.reshape(rows, 1).expand(rows, length))
+        return self.tokens(advantages=values.reshape(rows, 1).expand(rows, length))
 
     @property
     def responses(self) -> Tensor:

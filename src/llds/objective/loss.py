@@ -5,7 +5,7 @@ from torch import Tensor
 
 from llds.errors import LLDSError
 from llds.objective import spans
-from llds.objective.checks import check_above, check_choice, check_least, check_shape
+from llds.objective.checks import check_above, check_choice, check_least
 from llds.objective.layout import Layout, nan_where
 from llds.objective.metrics import LLDSOutput, with_ratios
 from llds.objective.normalizers import NORMALIZERS, divide, normalizer_count
@@ -107,9 +107,8 @@ def llds_loss(
         )
 
     layout = Layout.of(logprobs, response_mask, segment_ids)
-    check_shape(logprobs.shape, old_logprobs=old_logprobs)
-    new = layout.tokens(logprobs)
-    old = layout.tokens(old_logprobs).detach()
+    new = layout.tokens(logprobs=logprobs)
+    old = layout.tokens(old_logprobs=old_logprobs).detach()
     advantage = layout.advantages(advantages)
 
     signs = _signs(advantage, layout.mask, 0.0 if compat == "authors" else advantage_tol)
@@ -120,7 +119,7 @@ def llds_loss(
     gated = preserved & _gate(gate, excess.detach(), looked_at, layout.starts)
 
     cost = _penalty(penalty, excess, huber_width)
-    answer = layout.flags(torch.zeros_like(response_mask) if answer_mask is None else answer_mask)
+    answer = torch.zeros_like(gated) if answer_mask is None else layout.flags(answer_mask=answer_mask)
     cost = torch.where(answer, cost * answer_weight, cost)
     bad = ~(displacement.isfinite() & advantage.isfinite())
     total = (cost.masked_fill(~gated, 0) + nan_where(bad, displacement)).sum()

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from llds.errors import LLDSError
 from llds.objective import spans
-from llds.objective.checks import check_above, check_choice, check_least, check_shape
+from llds.objective.checks import check_above, check_choice, check_least
 from llds.objective.layout import Layout, nan_where
 from llds.objective.metrics import LLDSOutput, with_ratios
 from llds.objective.normalizers import divide
@@ -57,8 +57,8 @@ def grpo_policy_loss(
         LLDSError: a shape, a dtype, a name or a number is wrong.
     """
     layout = Layout.of(logprobs, response_mask, segment_ids)
-    log_ratio = _log_ratio(layout, logprobs, old_logprobs=old_logprobs)
-    cost, metrics = _clipped(log_ratio, layout, advantages, clip_low, clip_high)
+    log_ratio = layout.tokens(logprobs=logprobs) - layout.tokens(old_logprobs=old_logprobs).detach()
+    cost, metrics = _clipped(layout, log_ratio, log_ratio, advantages, clip_low, clip_high)
     return _aggregate(cost, layout, metrics, "policy_sum", aggregation, max_response_length, token_count)
 
 
@@ -82,10 +82,10 @@ def gspo_policy_loss(
     paper's; it is far narrower than GRPO's because s is a geometric mean.
     """
     layout = Layout.of(logprobs, response_mask, segment_ids)
-    log_ratio = _log_ratio(layout, logprobs, old_logprobs=old_logprobs)
+    log_ratio = layout.tokens(logprobs=logprobs) - layout.tokens(old_logprobs=old_logprobs).detach()
     responses = layout.responses
     mean_log_ratio = spans.spread(spans.group_sums(log_ratio, responses), responses) / _lengths(layout)
-    cost, metrics = _clipped(mean_log_ratio, layout, advantages, clip_low, clip_high)
+    cost, metrics = _clipped(layout, log_ratio, mean_log_ratio, advantages, clip_low, clip_high)
     return _aggregate(cost, layout, metrics, "policy_sum", aggregation, max_response_length, token_count)
 
 
@@ -102,13 +102,14 @@ def k3_kl(
 ) -> LLDSOutput:
     """Return the k3 ("low_var_kl") estimate of KL(π_new ‖ π_ref): e^x − x − 1 with x = log π_ref − log π_new.
 
-    ``clamp``: upper bound of one token's estimate in nats, without gradient beyond; verl has 10, TRL none (the
-    default). The other arguments and the errors are those of :func:`grpo_policy_loss`. Multiply the loss by the
-    coefficient of the KL term. Additive metrics: ``kl_sum``, ``tokens``, ``responses``, ``nonfinite_tokens``.
+    ``clamp``: upper bound of one token's estimate in nats, without gradient beyond; verl has 10, TRL none
+    (the default). The other arguments and the errors are those of :func:`grpo_policy_loss`. Multiply the loss
+    by the coefficient of the KL term. Additive metrics: ``kl_sum``, ``tokens``, ``responses``,
+    ``nonfinite_tokens``.
     """
     check_above(0.0, clamp=clamp)
     layout = Layout.of(logprobs, response_mask, segment_ids)
-    gap = -_log_ratio(layout, logprobs, ref_logprobs=ref_logprobs)
+    gap = layout.tokens(ref_logprobs=ref_logprobs).detach() - layout.tokens(logprobs=logprobs)
     # Beyond clamp + 1 on either side the estimate exceeds the clamp anyway, and exp could overflow.
     cut = gap if clamp is None else gap.clamp(-clamp - 1, clamp + 1)
     cost = cut.expm1() - cut
@@ -118,22 +119,23 @@ def k3_kl(
     return _aggregate(cost, layout, metrics, "kl_sum", aggregation, max_response_length, token_count)
 
 
-def _log_ratio(layout: Layout, logprobs: Tensor, **baseline: Tensor) -> Tensor:
-    """Return log π_new − log π_baseline of the policy's tokens: [N]. The baseline is named for the error."""
-    check_shape(layout.shape, **baseline)
-    (other,) = baseline.values()
-    return layout.tokens(logprobs) - layout.tokens(other).detach()
-
-
 def _clipped(
-    log_ratio: Tensor, layout: Layout, advantages: Tensor, clip_low: float, clip_high: float | None
+    layout: Layout,
+    log_ratio: Tensor,
+    unit_log_ratio: Tensor,
+    advantages: Tensor,
+    clip_low: float,
+    clip_high: float | None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the pessimistic surrogate of every token, [N], and what the clip did."""
+    """Return the pessimistic surrogate of every token, [N], and what the clip did.
+
+    ``log_ratio`` is the token's own, ``unit_log_ratio`` that of the unit (token or response) it is judged by.
+    """
     clip_high = clip_low if clip_high is None else clip_high
     check_least(0.0, clip_low=clip_low, clip_high=clip_high)
     advantage = layout.advantages(advantages)
     bad = ~(log_ratio.isfinite() & advantage.isfinite())
-    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    ratio = unit_log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     cost = -torch.min(ratio * advantage, ratio.clamp(1 - clip_low, 1 + clip_high) * advantage)
     low, high = (ratio < 1 - clip_low) & (advantage < 0), (ratio > 1 + clip_high) & (advantage > 0)
     return cost + nan_where(bad, log_ratio), {

@@ -12,7 +12,7 @@ from torch import Tensor
 def row_starts(shape: torch.Size, device: torch.device) -> Tensor:
     """Mark the first token of every row of a tensor of ``shape``: flat bool [N]."""
     starts = torch.zeros(shape, dtype=torch.bool, device=device)
-    starts[..., :1] = True
+    starts[..., :1].fill_(True)
     return starts.flatten()
 
 
