@@ -244,16 +244,15 @@ def test_packed_is_padded(batch, gate, normalizer, per_segment):
 
 def test_packed_rows_may_carry_any_ids_and_a_batch_dimension():
     logprobs, old, advantages, mask = make(
-        [[-2.0, -1.0, -1.0], [-0.5, -2.0, -2.0]], [[-1.0] * 3] * 2, [1.0, 0.0], [[1, 1, 0], [1, 1, 1]]
+        [[-2.0, -1.0, -1.0], [-0.5, -1.0, -1.5]], [[-1.0] * 3] * 2, [1.0, 0.0], [[0, 1, 1], [1, 1, 1]]
     )
-    padded = llds_loss(logprobs, old, advantages, mask)
+    padded = llds_loss(logprobs, old, advantages, mask, gate="token")
     per_token = advantages[:, None].expand(2, 3).reshape(1, 6)
-    ids = torch.tensor([[7, 7, 7, -3, -3, -3]])
-    packed = llds_loss(
-        logprobs.reshape(1, 6), old.reshape(1, 6), per_token, mask.reshape(1, 6), segment_ids=ids
-    )
-    assert packed.loss == padded.loss > 0
-    assert packed.metrics["actions"] == padded.metrics["actions"] == 2
+    row = [tensor.reshape(1, 6) for tensor in (logprobs, old, per_token, mask)]
+    for ids in ([7, 7, 7, -3, -3, -3], [-3, -3, -3, 7, 7, 7]):
+        packed = llds_loss(*row, segment_ids=torch.tensor([ids], dtype=torch.int32), gate="token")
+        assert packed.loss == padded.loss > 0
+        assert packed.metrics["actions"] == padded.metrics["actions"] == 2
 
 
 @pytest.mark.parametrize("shape", [(2,), (2, 1), (2, 3)])
@@ -366,12 +365,12 @@ def test_the_gradient_of_huber_fades_with_the_drop():
     torch.testing.assert_close(slope, -torch.tensor([[0.1, 0.5, 1.0, 1.0]], dtype=torch.float64))
 
 
-def test_coefficients_and_weights_may_be_tensors_and_carry_no_gradient_of_the_gate():
+def test_numbers_may_be_tensors_and_only_the_new_policy_gets_a_gradient():
     logprobs, old, advantages, mask = make([[-2.0, -3.0]], [[-1.0, -1.0]], [1.0], [[1, 1]])
     output = llds_loss(
         logprobs,
         old.requires_grad_(),
-        advantages,
+        advantages.requires_grad_(),
         mask,
         coef=torch.tensor(0.5),
         answer_mask=torch.tensor([[0, 1]]),
@@ -380,7 +379,7 @@ def test_coefficients_and_weights_may_be_tensors_and_carry_no_gradient_of_the_ga
     )
     assert output.loss.item() == pytest.approx(0.5 * (1 + 2 * 0.5) / 10)
     assert output.metrics["answer_tokens"] == 1
-    assert torch.autograd.grad(output.loss, old, allow_unused=True) == (None,)
+    assert torch.autograd.grad(output.loss, [old, advantages], allow_unused=True) == (None, None)
 
 
 def test_an_empty_batch_costs_nothing():

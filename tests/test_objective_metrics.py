@@ -57,6 +57,7 @@ def test_sums_add_up_and_ratios_are_taken_once():
     assert merged.keys() == whole.keys()
     for name, value in whole.items():
         torch.testing.assert_close(merged[name], value)
+    assert merge_metrics([{"gate_rate": torch.ones(())}] * 2) == {}, "a ratio must never be added"
     averaged = torch.stack([part["gate_rate"] for part in parts]).nanmean()
     assert averaged != whole["gate_rate"]
 

@@ -164,6 +164,14 @@ def test_a_fault_under_the_mask_is_seen(loss, bad, which):
     assert torch.autograd.grad(output.loss, logprobs)[0][0, 0].isnan()
 
 
+@pytest.mark.parametrize("loss", [grpo_policy_loss, gspo_policy_loss, k3_kl])
+def test_only_the_new_policy_gets_a_gradient(loss):
+    logprobs, *others, mask = (tensor.detach() for tensor in batch(6))
+    leaves = [tensor.requires_grad_() for tensor in (logprobs, *others)]
+    gradients = torch.autograd.grad(call(loss, *leaves, mask).loss, leaves, allow_unused=True)
+    assert [gradient is not None for gradient in gradients] == [True, False, False]
+
+
 def test_a_huge_ratio_stays_finite():
     logprobs = torch.tensor([[0.0, 0.0]], requires_grad=True)
     old, mask = torch.tensor([[-200.0, 200.0]]), torch.ones(1, 2)

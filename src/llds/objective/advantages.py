@@ -44,7 +44,7 @@ def grpo_advantages(
     on = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid.bool()
     check_shape("rewards", rewards.shape, valid=on)
     ids = ids.masked_fill(~on, 0)
-    reward = rewards.to(torch.promote_types(rewards.dtype, torch.float32)).masked_fill(~on, 0)
+    reward = rewards.to(torch.promote_types(rewards.dtype, torch.float32))
 
     def of_group(per_group: Tensor) -> Tensor:
         return spans.spread(per_group, ids)

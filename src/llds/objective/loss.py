@@ -73,7 +73,8 @@ def llds_loss(
         segment_ids: integers; the tokens of one response carry the same id and lie together
             (:func:`~llds.objective.segment_ids_from_cu_seqlens`).
         compat: "authors" does as the authors' code where that differs: the sign of A decides without
-            tolerance, and a gate looks at runs of preserved tokens.
+            tolerance, and a gate looks at runs of preserved tokens. (There the gradient of max(0, d) at d = 0
+            is a half; here it stays 0.)
 
     Returns:
         The loss, and metrics. Additive: ``penalty_sum`` (before λ and N); ``tokens``, ``preserved_tokens``,
