@@ -30,16 +30,17 @@ def make_batch() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return logprobs, old, torch.randn(ROWS, device=DEVICE), mask
 
 
-def seconds(call: Callable[[], object], repeats: int = 15) -> float:
-    """Return the median time of a call after two to warm up."""
-    times = []
-    for _ in range(repeats + 2):
-        start = time.perf_counter()
-        call()
-        if DEVICE == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[2:])
+def milliseconds(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Return the median time of each call, in rounds, so that a busy machine slows all of them alike."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds + 2):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            if DEVICE == "cuda":
+                torch.cuda.synchronize()
+            times[name].append(1e3 * (time.perf_counter() - start))
+    return {name: statistics.median(taken[2:]) for name, taken in times.items()}
 
 
 def step(loss: Callable[..., LLDSOutput], batch: tuple[Tensor, ...]) -> Callable[[], object]:
@@ -64,26 +65,25 @@ def model_step() -> Callable[[], object]:
 def main() -> None:
     """Measure and print."""
     batch = make_batch()
+    losses: dict[str, Callable[..., LLDSOutput]] = {"grpo": grpo_policy_loss, "llds": llds_loss}
+    calls = {f"{name} eager": step(loss, batch) for name, loss in losses.items()}
+    calls |= {
+        f"{name} compiled": step(torch.compile(loss, fullgraph=True), batch) for name, loss in losses.items()
+    }
+    times = milliseconds(calls, rounds=60)
+    times |= {"model": 8 * milliseconds({"model": model_step()}, rounds=3)["model"]}
+
     threads = torch.get_num_threads()
     print(f"{ROWS} x {LENGTH} tokens, float32, {DEVICE}, {threads} threads, torch {torch.__version__}")
-    times = {}
-    losses: dict[str, Callable[..., LLDSOutput]] = {
-        "grpo_policy_loss": grpo_policy_loss,
-        "llds_loss": llds_loss,
-    }
-    for name, loss in losses.items():
-        times[name, "eager"] = seconds(step(loss, batch))
-        times[name, "compiled"] = seconds(step(torch.compile(loss, fullgraph=True), batch))
-        for mode in ("eager", "compiled"):
-            print(f"{name:<17} {mode:<9} {1e3 * times[name, mode]:8.2f} ms")
-    model = 8 * seconds(model_step(), repeats=3)
-    print(f"{'transformer':<17} {'eager':<9} {1e3 * model:8.0f} ms")
-    for mode in ("eager", "compiled"):
-        ratio = times["llds_loss", mode] / times["grpo_policy_loss", mode]
-        print(f"llds_loss / grpo_policy_loss, {mode}: {ratio:.2f}")
-    for name in losses:
-        print(f"{name}, eager / compiled: {times[name, 'eager'] / times[name, 'compiled']:.2f}")
-    print(f"llds_loss / transformer, eager: {times['llds_loss', 'eager'] / model:.4f}")
+    for name, taken in times.items():
+        print(f"{name:<14} {taken:9.2f} ms")
+    for above, below in (
+        ("llds eager", "grpo eager"),
+        ("llds compiled", "grpo compiled"),
+        ("llds eager", "llds compiled"),
+        ("llds eager", "model"),
+    ):
+        print(f"{above} / {below}: {times[above] / times[below]:.4g}")
 
 
 if __name__ == "__main__":
