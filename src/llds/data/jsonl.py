@@ -1,0 +1,107 @@
+"""Rows of a JSON-lines file, plain or gzipped, with errors that name the file, the line and the remedy."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from llds.errors import LLDSError
+
+Row = dict[str, Any]
+
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+def read_rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Row]]:
+    """Yield ``(where, row)`` for each line that isn't blank; ``where`` is ``file:line``, lines counted from 1.
+
+    Gzip is recognised by its first bytes, not by the name. The file is streamed: a corpus of many gigabytes
+    is read in constant memory. Raises :class:`llds.errors.LLDSError` when the file is missing, holds no rows,
+    is cut short, isn't UTF-8, or has a line that isn't one JSON object.
+    """
+    source = Path(path)
+    found = False
+    for number, line in _lines(source):
+        if line.strip():
+            found = True
+            where = f"{source}:{number}"
+            yield where, _parse(line, where)
+    if not found:
+        raise LLDSError(f"{source} holds no rows: give a file with one JSON object on each line.")
+
+
+def text_field(row: Row, key: str, where: str) -> str:
+    """Return ``row[key]``, which must be a string with something in it; whole numbers are taken as text for ids."""
+    if key not in row:
+        raise LLDSError(f'{where}: the row has no "{key}" (it has {_names(row)}): add it to the row.')
+    value = row[key]
+    if key == "id" and isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return checked_text(value, f'"{key}"', where)
+
+
+def checked_text(value: object, name: str, where: str) -> str:
+    """Return ``value`` if it is a string with something in it that UTF-8 can hold; ``name`` is for the message."""
+    if not isinstance(value, str):
+        raise LLDSError(f"{where}: {name} must be a string, not {_kind(value)}: put it in quotes.")
+    if not value.strip():
+        raise LLDSError(f"{where}: {name} is empty: fill it in or drop the row.")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise LLDSError(f"{where}: {name} holds half of a surrogate pair: write the character whole.") from None
+    return value
+
+
+def _lines(source: Path) -> Iterator[tuple[int, str]]:
+    number = 0
+    try:
+        with _open(source) as file:
+            for number, raw in enumerate(file, start=1):
+                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError:
+        raise LLDSError(f"{source}:{number}: the line isn't UTF-8 text: convert the file to UTF-8.") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise LLDSError(
+            f"{source}: the gzip stream breaks off or is damaged after line {number}: fetch the file again."
+        ) from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise LLDSError(f"{source} can't be read ({reason}): check the path and its permissions.") from None
+
+
+def _open(source: Path) -> IO[bytes]:
+    with source.open("rb") as file:
+        zipped = file.read(2) == _GZIP_MAGIC
+    return gzip.open(source, "rb") if zipped else source.open("rb")  # type: ignore[return-value]
+
+
+def _parse(line: str, where: str) -> Row:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise LLDSError(
+            f"{where}: the line isn't valid JSON ({error.msg} at column {error.colno}): "
+            "write one JSON object on each line."
+        ) from None
+    except (RecursionError, ValueError):
+        raise LLDSError(f"{where}: the line is nested too deeply or holds a number too long: simplify it.") from None
+    if not isinstance(row, dict):
+        raise LLDSError(f"{where}: the line is {_kind(row)}, not a JSON object: write it as {{...}}.")
+    return row
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "null"
+    names = {bool: "a truth value", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}
+    return names.get(type(value), type(value).__name__)
+
+
+def _names(row: Row) -> str:
+    return ", ".join(f'"{key}"' for key in list(row)[:8]) or "no keys"
