@@ -15,8 +15,8 @@ ROW = {
     "reward": 0.25,
     "searches": 1.5,
     "llds/gate_rate": 0.125,
-    "llds/displacement_positive": -0.0123,
-    "llds/logprob_positive": "nan",
+    "llds/displacement_correct": -0.0123,
+    "llds/logprob_correct": "nan",
 }
 
 

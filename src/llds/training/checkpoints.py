@@ -125,19 +125,31 @@ class SafeCheckpointMixin(_TrainerBase):  # type: ignore[misc]  # transformers i
                 "launch it with plain data parallelism."
             )
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def save_checkpoint(self) -> None:
+        """Write a checkpoint of the state as it is. Call it on every process, between rollouts."""
         if self.args.should_save:
             with atomic_folder(checkpoint_path(self.checkpoint_folder, self.state.global_step)) as folder:
                 save_model_folder(self.accelerator.unwrap_model(self.model), self.processing_class, folder)
                 save_optimizer(self.optimizer, self.lr_scheduler, folder)
                 self.state.save_to_json(str(folder / "trainer_state.json"))
+                self.save_extra(folder)
             for old in list_checkpoints(self.checkpoint_folder)[: -self.checkpoints_to_keep]:
                 shutil.rmtree(old, ignore_errors=True)
         self.accelerator.wait_for_everyone()
 
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        self.save_checkpoint()
+
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
             load_optimizer(self.optimizer, self.lr_scheduler, Path(checkpoint))
+            self.load_extra(Path(checkpoint))
+
+    def save_extra(self, folder: Path) -> None:
+        """Add files of a subclass to a checkpoint."""
+
+    def load_extra(self, folder: Path) -> None:
+        """Read what :meth:`save_extra` wrote."""
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Do nothing: every rollout seeds its own generators."""
@@ -145,6 +157,8 @@ class SafeCheckpointMixin(_TrainerBase):  # type: ignore[misc]  # transformers i
 
 def save_model_folder(model: Any, tokenizer: Any, folder: Path) -> None:
     """Write weights (safetensors), config and tokenizer as a Hugging Face model folder."""
+    # The Trainer turns the cache off for its own forward passes; who loads the folder wants it on.
+    model.config.use_cache = True
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

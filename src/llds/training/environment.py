@@ -23,13 +23,13 @@ def prepare_environment() -> None:
 
 
 def silence_libraries() -> None:
-    """Turn off the progress bars, advice and warnings of transformers, TRL, datasets and accelerate."""
+    """Turn off the libraries' progress bars, advice and warnings; what LLDS has to say is shown."""
     import datasets
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     datasets.disable_progress_bars()
-    for name in ("trl", "accelerate", "datasets", "torch.distributed"):
+    for name in ("trl", "accelerate", "datasets", "torch.distributed", "llds.engines.trl"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"(torch|transformers|trl|accelerate|datasets|peft)(\.|$)")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llds.errors import LLDSError
-from llds.training.recipe import ModelSettings
+from llds.training.recipe import RECIPE_FILE, ModelSettings, Recipe, load_recipe, recipe_names
+
+_GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ def load_policy(settings: ModelSettings) -> Policy:
     rows = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > rows:
         raise LLDSError(
-            f"The tokenizer in {source} knows {len(tokenizer)} tokens but the model has embeddings for {rows}; "
+            f"The tokenizer of {source} has {len(tokenizer)} tokens but the model has embeddings for {rows}: "
             "they do not belong together."
         )
     return Policy(model.to(pick_device(settings.device)).eval(), tokenizer, notes)
@@ -56,7 +61,7 @@ def model_source(path: str) -> str:
     :class:`LLDSError` when a folder is not a model folder or a path does not exist.
     """
     if path == "tiny":
-        from llds.training.models import tiny_folder
+        from llds.training.tiny import tiny_folder
 
         return str(tiny_folder())
     if path == "smollm2":
@@ -69,6 +74,19 @@ def model_source(path: str) -> str:
             return path
         raise LLDSError(f"There is no model folder {path}; check the path.")
     return str(_inside_run(folder))
+
+
+def saved_recipe(path: str, overrides: Sequence[str]) -> Recipe:
+    """Return the recipe that a model was trained by, with overrides, for using the model of that name.
+
+    A model folder without a recipe in it gets that of its name, or the default one. Raises
+    :class:`LLDSError` as :func:`model_source` and :func:`load_recipe`.
+    """
+    source = model_source(path)
+    kept = Path(source) / RECIPE_FILE
+    own = str(kept) if kept.is_file() else path if path in recipe_names() else None
+    recipe = load_recipe(own, overrides)
+    return dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, path=source))
 
 
 def pick_device(name: str) -> str:
@@ -99,10 +117,13 @@ def _looks_like_hub_name(path: str) -> bool:
 
 
 def _load_tokenizer(source: str) -> tuple[Any, tuple[str, ...]]:
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+    # For some model types AutoTokenizer puts its own rules in place of those in tokenizer.json, even when the
+    # folder says that the file tells everything.
+    loader = PreTrainedTokenizerFast if _tokenizer_class(source) in _GENERIC_TOKENIZERS else AutoTokenizer
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
+        tokenizer = loader.from_pretrained(source, padding_side="left")
     except (OSError, ValueError, KeyError) as error:
         raise LLDSError(_why_not(source, error, "tokenizer")) from None
     if tokenizer.pad_token_id is not None:
@@ -116,6 +137,15 @@ def _load_tokenizer(source: str) -> tuple[Any, tuple[str, ...]]:
     return tokenizer, (
         f"The tokenizer of {source} has no pad token; {tokenizer.eos_token} pads in its place.",
     )
+
+
+def _tokenizer_class(source: str) -> str | None:
+    """Return the class that a model folder's ``tokenizer_config.json`` names, if it does."""
+    try:
+        config = json.loads((Path(source) / "tokenizer_config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return config.get("tokenizer_class") if isinstance(config, dict) else None
 
 
 def _why_not(source: str, error: Exception, what: str = "model") -> str:

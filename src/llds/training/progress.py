@@ -26,15 +26,16 @@ class Shown:
     form: str
 
 
+LLDS_LOSS = "llds/loss"
 SHOWN = (
     Shown("reward", "reward", "{:.3f}"),
     Shown("exact_match", "exact match", "{:.3f}"),
     Shown("searches", "searches", "{:.2f}"),
     Shown("valid_search_share", "valid searches", "{:.0%}"),
-    Shown("llds/logprob_positive", "log-lik. of correct", "{:.4f}"),
-    Shown("llds/displacement_positive", "displacement", "{:+.2e}"),
+    Shown("llds/logprob_correct", "log-lik. of correct", "{:.4f}"),
+    Shown("llds/displacement_correct", "displacement", "{:+.2e}"),
     Shown("llds/gate_rate", "gates open", "{:.0%}"),
-    Shown("llds/loss", "LLDS loss", "{:.2e}"),
+    Shown(LLDS_LOSS, "LLDS loss", "{:.2e}"),
     Shown("entropy", "entropy", "{:.3f}"),
     Shown("grad_norm", "grad norm", "{:.2f}"),
 )
@@ -102,7 +103,7 @@ class PlainDisplay:
 
     def step(self, row: Mapping[str, Any]) -> None:
         """See :class:`Display`."""
-        parts = [f"{shown.label} {_number(shown, row[shown.key])}" for shown in SHOWN if shown.key in row]
+        parts = [f"{label} {value}" for label, value in shown_metrics(row)]
         left = self._clock.left(row["step"])
         self.note(f"step {row['step']}/{self._clock.last}  " + "  ".join([*parts, f"left {left}"]))
 
@@ -171,10 +172,23 @@ class LiveDisplay:
         return Group(metrics_table(self._latest), self._bars)
 
 
+def shown_metrics(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return label and text of the metrics that people watch. A zero of LLDS says of which kind it is."""
+    zero = "structural zero" if row.get("llds/structural_zero") == 1 else "measured zero"
+    return [
+        (
+            shown.label,
+            zero if shown.key == LLDS_LOSS and row[shown.key] == 0 else _number(shown, row[shown.key]),
+        )
+        for shown in SHOWN
+        if shown.key in row
+    ]
+
+
 def metrics_table(row: Mapping[str, Any]) -> Table:
     """Return the metrics of ``row`` that people watch, two side by side."""
     table = Table.grid(padding=(0, 2))
-    cells = [(shown.label, _number(shown, row[shown.key])) for shown in SHOWN if shown.key in row]
+    cells = shown_metrics(row)
     for index in range(0, len(cells), 2):
         pair = cells[index : index + 2]
         table.add_row(

@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Literal
 
 from llds.errors import LLDSError
-from llds.training.settings import build, did_you_mean, read_override, read_yaml, setting
+from llds.training.settings import (
+    build,
+    did_you_mean,
+    flat_values,
+    read_override,
+    read_yaml,
+    setting,
+    show_value,
+)
 
 
 @dataclass(frozen=True)
@@ -21,7 +29,9 @@ class ModelSettings:
     """The policy."""
 
     path: str = setting("tiny", "tiny, smollm2, a Hugging Face model folder, or a model name on the Hub")
-    dtype: Literal["float32", "bfloat16"] = setting("float32", "number format of weights and activations")
+    dtype: Literal["float32", "bfloat16"] = setting(
+        "float32", "number format of the arithmetic; weights stay float32"
+    )
     device: Literal["auto", "cpu", "cuda"] = setting(
         "cpu", "where to train; auto takes a GPU when there is one"
     )
@@ -37,6 +47,9 @@ class WarmStartSettings:
     steps: int = setting(0, "optimizer steps on traces; 0 starts from the model as it is", "steps", low=0)
     learning_rate: float = setting(1e-4, "peak learning rate of the warm start", low=0)
     batch: int = setting(4, "traces per optimizer step", "traces", low=1)
+    stop_early: float = setting(
+        0.3, "share of two-hop traces that stop after one search, for training to mend", low=0, high=1
+    )
 
 
 @dataclass(frozen=True)
@@ -54,30 +67,35 @@ class RetrievalSettings:
     """What the search tool looks in."""
 
     corpus: str = setting(
-        "embedded", "passages for BM25 in this process: embedded, or a JSONL file (.gz too)"
+        "embedded", "passages for BM25 in this process: embedded, a JSONL file (.gz too), or an index folder"
     )
     url: str | None = setting(None, "use a retrieval server instead, e.g. http://host:8000/retrieve")
     topk: int = setting(3, "passages per search", "passages", low=1)
     timeout: float = setting(30.0, "give up on one request to the server after this long", "seconds", low=0.1)
-    retries: int = setting(3, "tries of one request before its episodes are left out", "tries", low=1)
+    tries: int = setting(3, "tries of one request before its episodes are left out", "tries", low=1)
 
 
 @dataclass(frozen=True)
 class EpisodeSettings:
     """The shape of one episode."""
 
-    prompt: Literal["short", "base", "instruct"] = setting(
-        "short", "wording of the prompt: short for small models, base and instruct as in Search-R1"
+    prompt: Literal["short", "search-r1", "search-r1-instruct"] = setting(
+        "short", "wording of the prompt: short for small models; the others are Search-R1's"
     )
-    max_turns: int = setting(4, "actions per episode, the answer included", "actions", low=1)
+    max_turns: int = setting(
+        4, "searches (or corrections) answered per episode; one last action may follow", "turns", low=0
+    )
     max_prompt: int = setting(256, "longest prompt; a longer one is an error", "tokens", low=1)
-    max_action: int = setting(64, "longest action (one think, search or answer turn)", "tokens", low=1)
+    max_action: int = setting(64, "longest action: what the model writes in one turn", "tokens", low=1)
     max_observation: int = setting(192, "longest search result shown to the model", "tokens", low=1)
     max_response: int = setting(
         768, "longest response: all actions and observations together", "tokens", low=2
     )
     passage_words: int = setting(
         40, "words shown of each passage, cut round the query; 0 shows all", "words", low=0
+    )
+    correct_eos: bool = setting(
+        True, "answer an action that ends without search or answer with a correction, as Search-R1 does"
     )
 
 
@@ -141,30 +159,47 @@ class GRPOSettings:
 class LLDSSettings:
     """The LLDS regulariser."""
 
-    coef: float = setting(0.2, "weight of the penalty; 0 is plain GRPO", low=0)
+    coef: float = setting(0.2, "weight of the penalty; 0 is plain GRPO, with the LLDS metrics", low=0)
+    warmup: int = setting(0, "optimizer steps over which the weight rises from 0", "steps", low=0)
     gate: Literal["action", "response", "token"] = setting(
         "action",
         "penalise where the likelihood fell of the whole action, the whole response, or the token alone",
     )
-    normalizer: Literal["all", "preserved"] = setting(
-        "all", "divide by all action tokens (the authors' code) or by those of preserved responses (Eq. 4)"
+    normalizer: Literal["all", "preserved", "response"] = setting(
+        "all",
+        "divide by all action tokens (the authors' code), those of preserved responses (Eq. 4), or responses",
     )
     preserve: Literal["nonnegative", "positive"] = setting(
         "nonnegative", "which responses may not lose likelihood: advantage >= 0, or > 0"
     )
-    mask_answer: bool = setting(False, "MA: weigh the answer span by how much the policy searches (Eq. 5)")
+    mask_answer: bool = setting(
+        False, "LLDS-MA: spare the answer span while the policy hardly searches (Eq. 5)"
+    )
+    answer_searches: float = setting(
+        2.0,
+        "with mask_answer: valid searches per response from which answers count in full",
+        "searches",
+        low=0.01,
+    )
     baseline: Literal["old", "reference", "anchor"] = setting(
         "old",
         "policy that displacement is measured from: the sampling one, the starting one, or a lagged copy",
     )
     anchor_every: int = setting(8, "refresh the lagged copy after this many optimizer steps", "steps", low=1)
-    dead_zone: float = setting(0.0, "smallest mean drop per token that opens a gate", "nats", low=0)
+    dead_zone: float = setting(0.0, "drop per token to overlook as numerical noise", "nats", low=0)
+    penalty: Literal["relu", "huber"] = setting(
+        "relu", "shape of the penalty: full gradient however small the drop, or one that fades with it"
+    )
+    huber_width: float = setting(
+        0.1, "with huber: the drop from which the gradient is full", "nats", low=1e-6
+    )
 
 
 @dataclass(frozen=True)
 class EvaluationSettings:
     """Scoring on held-out questions, greedy, before and after training."""
 
+    split: Literal["test", "validation"] = setting("test", "which embedded questions are held out")
     questions: int = setting(
         200, "held-out questions, the same ones each time; 0 takes all", "questions", low=0
     )
@@ -212,6 +247,8 @@ class Recipe:
 
 
 DEFAULT_RECIPE = "tiny"
+# A model folder that a run wrote says in this file how its episodes go.
+RECIPE_FILE = "llds.yaml"
 
 
 def recipe_names() -> list[str]:
@@ -223,8 +260,7 @@ def recipe_names() -> list[str]:
 
 
 def load_recipe(source: str | None = None, overrides: Sequence[str] = ()) -> Recipe:
-    """Read a recipe by name (``tiny`` when none is given) or from a YAML file, then apply ``key=value``
-    overrides.
+    """Read a recipe by its name or from a YAML file, then apply ``key=value`` overrides.
 
     Raises :class:`LLDSError` for an unknown name or key, a value of the wrong type or out of range, and
     settings that do not fit together.
@@ -244,6 +280,21 @@ def load_recipe(source: str | None = None, overrides: Sequence[str] = ()) -> Rec
 def read_recipe_file(path: Path) -> Recipe:
     """Read the resolved recipe of a run folder; raises :class:`LLDSError` as :func:`load_recipe` does."""
     return build(Recipe, read_yaml(Recipe, _read_text(path), str(path)))
+
+
+# What may change when a run goes on, since none of it changes a number.
+_FREE = frozenset(
+    f"run.{name}" for name in ("name", "folder", "report_to", "keep", "save_every", "trajectories")
+)
+
+
+def first_difference(before: Recipe, now: Recipe) -> str | None:
+    """Say what keeps a run by one recipe from going on by another; None when nothing does."""
+    old, new = flat_values(before), flat_values(now)
+    for key in old:
+        if key not in _FREE and old[key] != new[key]:
+            return f"{key} is {show_value(old[key])} there and {show_value(new[key])} here"
+    return None
 
 
 def _recipe_text(name: str) -> tuple[str, str]:

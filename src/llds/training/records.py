@@ -67,6 +67,10 @@ class RunFolder:
         self.model = path / "model"
         self.result = path / "result.json"
 
+    def evaluation(self, name: str) -> Path:
+        """Return where the evaluation with this name is kept."""
+        return self.evaluations / f"{name}.jsonl"
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder for this process; raises :class:`LLDSError` when another process trains in it."""

@@ -88,7 +88,7 @@ def to_yaml(tree: Any) -> str:
             head, _, leaf = key.partition(".")
             if head == name:
                 unit = f" [{item.unit}]" if item.unit else ""
-                lines.append(f"  {leaf}: {_yaml_value(values[key])}  # {item.help}{unit}")
+                lines.append(f"  {leaf}: {show_value(values[key])}  # {item.help}{unit}")
     return "\n".join(lines) + "\n"
 
 
@@ -126,6 +126,13 @@ def read_override(root: type, text: str) -> tuple[str, Any]:
     return key, _check(root, key, raw if kind is str else _scalar(raw), where)
 
 
+def show_value(value: Any) -> str:
+    """Return a value as it is written in YAML."""
+    plain = list(value) if isinstance(value, tuple) else value
+    text = yaml.safe_dump(plain, default_flow_style=True, allow_unicode=True, width=10_000)
+    return text.removesuffix("...\n").strip()
+
+
 def describe_kind(kind: Any) -> str:
     """Say in a few words which values a setting takes."""
     kind, optional = _without_none(kind)
@@ -145,7 +152,7 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
     if not near:
         by_leaf = {key.rpartition(".")[2]: key for key in reversed(known)}
         leaves = difflib.get_close_matches(word.rpartition(".")[2], by_leaf, n=1, cutoff=0.7)
-        near = [by_leaf[leaf] for leaf in leaves] or difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+        near = [by_leaf[leaf] for leaf in leaves] or difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f": did you mean '{near[0]}'?" if near else ""
 
 
@@ -190,12 +197,6 @@ def _scalar(raw: str) -> Any:
         return yaml.safe_load(raw)
     except yaml.YAMLError:
         return raw
-
-
-def _yaml_value(value: Any) -> str:
-    plain = list(value) if isinstance(value, tuple) else value
-    text = yaml.safe_dump(plain, default_flow_style=True, allow_unicode=True, width=10_000)
-    return text.removesuffix("...\n").strip()
 
 
 def _unknown_key(root: type, key: str, where: str) -> LLDSError:

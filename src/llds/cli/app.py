@@ -1,0 +1,151 @@
+"""The commands. Each imports what it needs when it runs, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from llds._version import __version__
+
+app = typer.Typer(
+    name="llds",
+    help="Train language models to search, by GRPO + LLDS, and keep the runs from collapsing.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, e.g. evaluation.batch=32")
+]
+MODEL_HELP = "A run folder, a model folder, tiny, smollm2, or a model name on the Hub."
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+
+
+class TrainCommand(TyperCommand):
+    """Adds the list of all settings to the help of ``llds train``."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the usual help, then every setting with its default, values, unit and meaning."""
+        super().format_help(ctx, formatter)
+        formatter.write(settings_help())
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    """Options of the program itself."""
+    if version:
+        typer.echo(f"llds {__version__}")
+        raise typer.Exit
+
+
+@app.command(cls=TrainCommand)
+def train(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RECIPE] [KEY=VALUE]...",
+            help="A recipe (tiny, smollm2 or a YAML file; tiny when absent), then settings that differ.",
+        ),
+    ] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the resolved recipe and stop.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a search agent by GRPO + LLDS and score it on held-out questions before and after.
+
+    The run goes to runs/NAME; calling the same command again resumes it, or shows its result once it is done.
+    """
+    from llds.training.recipe import load_recipe
+    from llds.training.settings import to_yaml
+
+    words = arguments or []
+    source = words[0] if words and "=" not in words[0] else None
+    recipe = load_recipe(source, words[1:] if source else words)
+    if print_config:
+        typer.echo(to_yaml(recipe), nl=False)
+        return
+    from llds.training.environment import prepare_environment
+
+    prepare_environment()
+    from llds.training.progress import make_display
+    from llds.training.run import format_result
+    from llds.training.run import train as train_recipe
+
+    result = train_recipe(recipe, make_display(sys.stderr))
+    typer.echo(_dumps(result.to_json()) if as_json else format_result(result))
+    raise typer.Exit(result.exit_code)
+
+
+@app.command(name="eval")
+def evaluate_model(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
+    overrides: Overrides = None,
+    split: Annotated[
+        str, typer.Option(help="Embedded questions to answer: test, validation or train.")
+    ] = "test",
+    questions: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Questions of your own, JSONL.")
+    ] = None,
+    no_retriever: Annotated[bool, typer.Option("--no-retriever", help="Switch the search tool off.")] = False,
+    rows: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write one JSON line per question.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a model answer questions, once each and greedily, and score it."""
+    from llds.training.environment import prepare_environment
+
+    prepare_environment()
+    from llds.cli.commands import run_evaluation
+    from llds.evaluation.report import format_evaluation
+    from llds.training.progress import make_display
+
+    result = run_evaluation(
+        model, overrides or [], split, questions, no_retriever, rows, make_display(sys.stderr)
+    )
+    typer.echo(_dumps(result.to_json()) if as_json else format_evaluation(result))
+
+
+@app.command()
+def ask(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
+    question: Annotated[str, typer.Argument(metavar="QUESTION", help="The question, in quotes.")],
+    overrides: Overrides = None,
+    no_retriever: Annotated[bool, typer.Option("--no-retriever", help="Switch the search tool off.")] = False,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token each time.")] = 0.0,
+    as_json: AsJson = False,
+) -> None:
+    """Ask a model one question and watch it think, search and answer."""
+    from llds.training.environment import prepare_environment
+
+    prepare_environment()
+    from llds.cli.commands import run_question
+
+    answer = run_question(model, question, overrides or [], no_retriever, temperature, quiet=as_json)
+    if as_json:
+        typer.echo(_dumps(answer))
+
+
+def settings_help() -> str:
+    """Return every setting of a recipe as two lines: key, default, values and unit; then the meaning."""
+    from llds.training.recipe import Recipe
+    from llds.training.settings import describe_kind, settings_table, show_value
+
+    lines = ["", "Settings, with their defaults (a recipe may set others; see --print-config):", ""]
+    for key, item in settings_table(Recipe).items():
+        values = describe_kind(item.kind) + (f", {item.unit}" if item.unit else "")
+        lines += [f"  {key}={show_value(item.default)}  ({values})", f"      {item.help}"]
+    return "\n".join(lines) + "\n"
+
+
+def _dumps(content: Any) -> str:
+    return json.dumps(content, ensure_ascii=False, indent=2)

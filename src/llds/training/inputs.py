@@ -1,0 +1,118 @@
+"""From a recipe to what a run works on: questions, the search tool, the protocol."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from llds.data.corpus import read_corpus
+from llds.data.embedded import corpus_path, load_questions
+from llds.data.questions import Question, read_questions
+from llds.errors import LLDSError
+from llds.search.episode import Limits
+from llds.search.protocol import Protocol
+from llds.search.retrieval import BM25Retriever, HTTPRetriever, Retriever
+from llds.training.cache import cache_folder, fingerprint
+from llds.training.policy import Policy
+from llds.training.recipe import EvaluationSettings, Recipe, RetrievalSettings
+
+EMBEDDED = "embedded"
+
+
+def training_questions(recipe: Recipe) -> list[Question]:
+    """Return the questions to train on; raises :class:`LLDSError` for a missing or malformed file."""
+    source = recipe.data.train
+    return load_questions("train") if source == EMBEDDED else read_questions(source)
+
+
+def held_out_questions(recipe: Recipe) -> list[Question]:
+    """Return the questions to score on: the same ones at every call, whatever the seed of the run."""
+    source = recipe.data.test
+    questions = load_questions(recipe.evaluation.split) if source == EMBEDDED else read_questions(source)
+    return sample_questions(questions, recipe.evaluation)
+
+
+def sample_questions(questions: Sequence[Question], settings: EvaluationSettings) -> list[Question]:
+    """Return ``evaluation.questions`` of ``questions``, drawn once and for all; all of them for 0."""
+    count = settings.questions or len(questions)
+    if count >= len(questions):
+        return list(questions)
+    chosen = sorted(random.Random(0).sample(range(len(questions)), count))
+    return [questions[index] for index in chosen]
+
+
+def make_retriever(settings: RetrievalSettings) -> Retriever:
+    """Return the search tool, tried out.
+
+    Raises :class:`~llds.errors.LLDSError` when the corpus is missing or malformed, or the server does not
+    answer.
+    """
+    if settings.url is not None:
+        remote = HTTPRetriever(settings.url, timeout=settings.timeout, tries=settings.tries)
+        remote.probe()
+        return remote
+    if Path(settings.corpus).is_dir():
+        return BM25Retriever.load(settings.corpus)
+    return _indexed(corpus_path() if settings.corpus == EMBEDDED else Path(settings.corpus))
+
+
+def _indexed(corpus: Path) -> BM25Retriever:
+    """Return the index of a corpus file; it is built once and kept in the cache."""
+    if not corpus.is_file():
+        raise LLDSError(f"There is no corpus file {corpus}; check retrieval.corpus.")
+    about = corpus.stat()
+    kept = cache_folder() / "index" / fingerprint([str(corpus.resolve()), about.st_size, about.st_mtime_ns])
+    if kept.is_dir():
+        # A damaged index is built anew.
+        with suppress(LLDSError):
+            return BM25Retriever.load(kept)
+    retriever = BM25Retriever(read_corpus(corpus))
+    # Without room for a cache the index serves this process alone.
+    with suppress(OSError, LLDSError):
+        retriever.save(kept)
+    return retriever
+
+
+def make_protocol(recipe: Recipe) -> Protocol:
+    """Return the wording of the episodes."""
+    episode = recipe.episode
+    return Protocol(
+        style=episode.prompt,
+        topk=recipe.retrieval.topk,
+        snippet_words=episode.passage_words or None,
+        correct_eos=episode.correct_eos,
+    )
+
+
+def make_limits(recipe: Recipe) -> Limits:
+    """Return how far an episode may go."""
+    episode = recipe.episode
+    return Limits(
+        max_turns=episode.max_turns,
+        max_action_tokens=episode.max_action,
+        max_observation_tokens=episode.max_observation,
+        max_response_tokens=episode.max_response,
+        max_prompt_tokens=episode.max_prompt,
+    )
+
+
+def check_prompts(questions: Sequence[Question], policy: Policy, protocol: Protocol, recipe: Recipe) -> None:
+    """Raise :class:`LLDSError` for a question whose prompt is too long for recipe or model."""
+    room = getattr(policy.model.config, "max_position_embeddings", None) or math.inf
+    episode = recipe.episode
+    for question in questions:
+        length = len(protocol.prompt_ids(policy.tokenizer, question.question))
+        if length > episode.max_prompt:
+            raise LLDSError(
+                f"The prompt of question '{question.id}' has {length} tokens, more than "
+                f"episode.max_prompt = {episode.max_prompt}; raise it, or take the question out."
+            )
+        if length + episode.max_response > room:
+            raise LLDSError(
+                f"The prompt of question '{question.id}' ({length} tokens) and a response of "
+                f"episode.max_response = {episode.max_response} tokens exceed the model's {room} positions; "
+                "lower episode.max_response."
+            )

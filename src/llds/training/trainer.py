@@ -1,0 +1,218 @@
+"""The trainer: TRL's GRPO with LLDS, fed by search episodes, with checkpoints and records of every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, set_seed
+from transformers.trainer_callback import PrinterCallback
+
+from llds.data.questions import Question
+from llds.engines.trl import LLDSGRPOConfig, LLDSGRPOTrainer
+from llds.files import atomic_write_text
+from llds.search.episode import EpisodeRunner
+from llds.training.checkpoints import SafeCheckpointMixin
+from llds.training.interrupt import StopRequest
+from llds.training.plan import Plan, question_order, seed_of
+from llds.training.policy import Policy
+from llds.training.progress import Display
+from llds.training.recipe import RECIPE_FILE, Recipe
+from llds.training.records import RunFolder, append_line, canonical_metrics
+from llds.training.rollout import Rollouts, make_reward
+from llds.training.settings import to_yaml
+from llds.training.trajectories import TrajectorySampler
+
+FAILED_EPISODES = "tool/failed_episodes"
+
+
+class SearchTrainer(SafeCheckpointMixin, LLDSGRPOTrainer):
+    """TRL's GRPO trainer with the LLDS term and safetensors checkpoints."""
+
+    recipe_text: str
+
+    def save_extra(self, folder: Path) -> None:
+        """Add the recipe, and the lagged anchor of LLDS when there is one."""
+        atomic_write_text(folder / RECIPE_FILE, self.recipe_text)
+        self.llds.save(str(folder))
+
+    def load_extra(self, folder: Path) -> None:
+        """Read the lagged anchor of LLDS, when it is used."""
+        self.llds.load(str(folder))
+
+
+def make_trainer(
+    recipe: Recipe,
+    plan: Plan,
+    run: RunFolder,
+    policy: Policy,
+    runner: EpisodeRunner,
+    questions: Sequence[Question],
+) -> tuple[SearchTrainer, TrajectorySampler]:
+    """Build the trainer of a recipe and the sampler of its trajectories.
+
+    ``questions``: those to train on. Raises :class:`~llds.errors.LLDSError` for settings that the trainer
+    can't serve.
+    """
+    from datasets import Dataset
+
+    sampler = TrajectorySampler(recipe.run.trajectories, recipe.llds, policy.tokenizer)
+    order = question_order(len(questions), recipe)
+    trainer = SearchTrainer(
+        model=policy.model,
+        reward_funcs=make_reward(recipe.reward, questions, sampler.learn),
+        args=trainer_config(recipe, plan, run),
+        train_dataset=Dataset.from_dict(
+            {"prompt": [questions[index].question for index in order], "question_index": order}
+        ),
+        processing_class=policy.tokenizer,
+        rollout_func=Rollouts(runner, recipe, plan),
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.check_checkpoints_possible()
+    trainer.checkpoint_folder = run.checkpoints
+    trainer.checkpoints_to_keep = recipe.run.keep
+    trainer.recipe_text = to_yaml(recipe)
+    if trainer.accelerator.is_main_process and recipe.run.trajectories:
+        trainer.llds.observers.append(sampler.observe)
+    return trainer, sampler
+
+
+def trainer_config(recipe: Recipe, plan: Plan, run: RunFolder) -> LLDSGRPOConfig:
+    """Translate a recipe into the configuration of :class:`SearchTrainer`."""
+    grpo = recipe.grpo
+    return LLDSGRPOConfig(
+        output_dir=str(run.path),
+        seed=recipe.run.seed,
+        max_steps=plan.total_steps,
+        per_device_train_batch_size=plan.micro_batch,
+        gradient_accumulation_steps=plan.accumulation,
+        steps_per_generation=plan.slices,
+        num_iterations=grpo.passes,
+        num_generations=grpo.responses,
+        learning_rate=grpo.learning_rate,
+        lr_scheduler_type="constant_with_warmup" if grpo.schedule == "constant" else grpo.schedule,
+        warmup_steps=round(grpo.warmup * plan.total_steps),
+        weight_decay=grpo.weight_decay,
+        max_grad_norm=grpo.max_grad_norm,
+        loss_type=grpo.loss,
+        importance_sampling_level=grpo.importance,
+        epsilon=grpo.clip_low,
+        epsilon_high=grpo.clip_high,
+        scale_rewards=grpo.scale_rewards,
+        beta=grpo.beta,
+        temperature=recipe.sampling.temperature,
+        max_completion_length=recipe.episode.max_response,
+        disable_dropout=True,
+        bf16=recipe.model.dtype == "bfloat16",
+        use_cpu=recipe.model.device == "cpu",
+        gradient_checkpointing=recipe.model.gradient_checkpointing,
+        # The order of questions is ours, so that it depends on the recipe alone; see llds.training.plan.
+        shuffle_dataset=False,
+        remove_unused_columns=False,
+        save_strategy="no",
+        logging_steps=1,
+        # TRL would replace a loss of NaN by the mean of the others in the log.
+        logging_nan_inf_filter=False,
+        report_to=list(recipe.run.report_to),
+        run_name=recipe.run.name,
+        disable_tqdm=True,
+        **_llds_config(recipe),
+    )
+
+
+def _llds_config(recipe: Recipe) -> dict[str, Any]:
+    llds = recipe.llds
+    return {
+        "llds_coef": llds.coef,
+        "llds_warmup_steps": llds.warmup,
+        "llds_gate": llds.gate,
+        "llds_normalizer": llds.normalizer,
+        "llds_baseline": llds.baseline,
+        "llds_anchor_every": llds.anchor_every,
+        "llds_preserve": llds.preserve,
+        "llds_dead_zone": llds.dead_zone,
+        "llds_penalty": llds.penalty,
+        "llds_huber_width": llds.huber_width,
+        "llds_answer_weight": "auto" if llds.mask_answer else None,
+        "llds_answer_searches": llds.answer_searches,
+    }
+
+
+class RunCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not type-checked
+    """Seeds every rollout, records every step, and stops, saves and evaluates between rollouts.
+
+    ``evaluate`` is called with the number of finished rollouts, on the main process alone.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        plan: Plan,
+        run: RunFolder,
+        display: Display,
+        stop: StopRequest,
+        sampler: TrajectorySampler,
+        accelerator: Any,
+        evaluate: Callable[[int], None],
+    ) -> None:
+        self._recipe = recipe
+        self._plan = plan
+        self._run = run
+        self._display = display
+        self._stop = stop
+        self._sampler = sampler
+        self._accelerator = accelerator
+        self._evaluate = evaluate
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Seed everything random in the rollout that begins, so that checkpoints need no generator states."""
+        if self._plan.at_boundary(state.global_step):
+            rollout = self._plan.rollout(state.global_step)
+            set_seed(seed_of(self._recipe.run.seed, "step", rollout, self._accelerator.process_index))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Between rollouts, decide whether to save and to stop."""
+        if not self._plan.at_boundary(state.global_step):
+            return
+        done = self._plan.rollout(state.global_step)
+        last = state.global_step >= self._plan.total_steps
+        every = self._recipe.run.save_every
+        control.should_training_stop = last or self._stop_is_agreed()
+        control.should_save = control.should_training_stop or (every > 0 and done % every == 0)
+
+    def _stop_is_agreed(self) -> bool:
+        """Say whether any process was asked to stop; all processes say the same."""
+        asked = torch.tensor([self._stop.requested], device=self._accelerator.device)
+        return bool(self._accelerator.gather(asked).any())
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any], **others: Any) -> None:
+        """Write the line of an optimizer step; evaluate when it is time."""
+        if "loss" not in logs or not state.is_world_process_zero:
+            return
+        row = metrics_row(state.global_step, self._plan, logs)
+        append_line(self._run.metrics, row)
+        self._display.step(row)
+        if self._recipe.run.trajectories:
+            self._run.write_trajectories(state.global_step, self._sampler.take())
+        if failed := logs.get(FAILED_EPISODES):
+            self._run.event("tool_failed", step=state.global_step, episodes=int(failed))
+            self._display.note(f"The search tool failed in {int(failed)} episodes; they are left out.")
+        self._evaluate_between(state)
+
+    def _evaluate_between(self, state: Any) -> None:
+        every = self._recipe.evaluation.every
+        done = self._plan.rollout(state.global_step)
+        due = every > 0 and self._plan.at_boundary(state.global_step) and done % every == 0
+        if due and state.global_step < self._plan.total_steps:
+            self._evaluate(done)
+
+
+def metrics_row(step: int, plan: Plan, logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the line of ``metrics.jsonl`` for optimizer step ``step``, counted from 1."""
+    row = {"step": step, "rollout": plan.rollout(step - 1) + 1, **canonical_metrics(logs)}
+    if row.get("searches"):
+        row["valid_search_share"] = row["valid_searches"] / row["searches"]
+    return row
