@@ -23,6 +23,7 @@ from llds.training.checkpoints import atomic_folder, checkpoint_step, list_check
 from llds.training.environment import silence_libraries
 from llds.training.inputs import (
     check_prompts,
+    check_reporters,
     held_out_questions,
     make_limits,
     make_protocol,
@@ -139,6 +140,7 @@ def format_result(result: RunResult) -> str:
 
 def _train(recipe: Recipe, display: Display, run: RunFolder) -> RunResult:
     questions, held_out = training_questions(recipe), held_out_questions(recipe)
+    check_reporters(recipe.run.report_to)
     plan, protocol = make_plan(recipe, PartialState().num_processes), make_protocol(recipe)
     checkpoint = _open_run(run, recipe, display)
     with display.phase("opening the corpus", 1):
