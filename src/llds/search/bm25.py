@@ -1,7 +1,7 @@
 """BM25 in this process: built by bm25s, searched through its sparse arrays, saved to a folder.
 
-Scores are those of bm25s (Lucene's variant). The search itself touches only the passages that hold a word of the
-query, and breaks ties by the passages' order, so results are the same on every machine.
+Scores are those of bm25s (Lucene's variant). The search itself touches only the passages that hold a word
+of the query, and breaks ties by the passages' order, so results are the same on every machine.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ class BM25Retriever:
         return len(self._passages)
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
-        """Return at most ``topk`` passages per query that share a word with it, best first, ties by corpus order.
+        """Return up to ``topk`` passages per query, best first, ties by corpus order.
 
-        An empty query, or one without a known word, finds nothing.
+        Only passages that share a word with the query are found. An empty query, or one without a known
+        word, finds nothing.
         """
         return [self._search_one(words, topk) for words in _words(queries)]
 
@@ -104,9 +105,10 @@ class BM25Retriever:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], *, mmap: bool = True) -> BM25Retriever:
-        """Read an index written by :meth:`save`. ``mmap``: leave the arrays on disk and page them in when asked.
+        """Read an index written by :meth:`save`.
 
-        Raises :class:`LLDSError` when ``folder`` holds no index, one of another format, or a damaged one.
+        ``mmap``: leave the arrays on disk and page them in when asked. Raises :class:`LLDSError` when
+        ``folder`` holds no index, one of another format, or a damaged one.
         """
         target = Path(folder)
         about = _read_about(target)
