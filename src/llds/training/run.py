@@ -32,7 +32,7 @@ from llds.training.inputs import (
 )
 from llds.training.interrupt import stop_on_signal
 from llds.training.plan import Plan, make_plan
-from llds.training.policy import Policy
+from llds.training.policy import Policy, pick_device
 from llds.training.progress import Display
 from llds.training.recipe import RECIPE_FILE, Recipe, first_difference, read_recipe_file
 from llds.training.records import RunFolder, read_lines, write_json
@@ -85,6 +85,8 @@ def train(recipe: Recipe, display: Display) -> RunResult:
     silence_libraries()
     if recipe.run.threads:
         torch.set_num_threads(recipe.run.threads)
+    # The first call decides whether the processes of a launcher find each other, and over what.
+    PartialState(cpu=pick_device(recipe.model.device) == "cpu")
     run = RunFolder(Path(recipe.run.folder) / recipe.run.name)
     with display, run.locked() if PartialState().is_main_process else nullcontext():
         if run.result.exists():
