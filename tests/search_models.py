@@ -18,7 +18,7 @@ TEXT = [
 
 
 def make_tokenizer(tags: str = "single", extra: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:
-    """Byte-level BPE. ``tags``: "single" tokens, "special" ones (a careless decode drops them), or "spelled"."""
+    """Byte-level BPE. ``tags``: "single" tokens, "special" ones (often dropped by decode), or "spelled"."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

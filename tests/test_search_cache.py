@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 from llds.errors import LLDSError
 from llds.search import episode as episodes_module
@@ -128,6 +129,17 @@ def test_a_sliding_window_is_read_anew_and_said_so():
     runner = make_runner(sliding_qwen)
     with pytest.warns(UserWarning, match="keeps no plain key-value cache"):
         runner.run(QUESTIONS, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_model_inside_an_adapter():
+    runner = make_runner(make_qwen)
+    adapter = LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False, lora_dropout=0.5)
+    runner = runner.for_model(get_peft_model(runner.model, adapter))
+    for episode in runner.run(QUESTIONS, generator=torch.Generator().manual_seed(0)):
+        mask = torch.tensor(episode.response_mask, dtype=torch.bool)
+        runner.model.eval()
+        expected = reference_logprobs(runner, episode)[mask]
+        torch.testing.assert_close(torch.tensor(episode.logprobs)[mask], expected, atol=1e-4, rtol=0)
 
 
 def test_plain_caches_are_kept_silently():

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +22,14 @@ from search_models import TAGS, make_tokenizer
 
 PARIS = Passage("7", "Paris", "Paris is the capital\nof France. ")
 BRIE = Passage("8", "Brie (cheese)", "A soft cheese.")
+
+
+def test_the_room_imports_no_framework_by_itself():
+    code = (
+        "import sys, llds.search.episode, llds.search.rewards, llds.search.trl_rollout\n"
+        "sys.exit(str({'transformers', 'trl', 'bm25s', 'requests'} & sys.modules.keys() or ''))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr.strip() == ""
 
 
 def test_base_prompt_is_that_of_search_r1():

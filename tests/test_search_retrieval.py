@@ -1,5 +1,6 @@
 import json
 import logging
+import os
 import random
 
 import numpy as np
@@ -94,6 +95,24 @@ def test_saving_replaces_an_index_and_nothing_else(retriever, tmp_path):
     other.mkdir()
     with pytest.raises(LLDSError, match="is not a search index"):
         retriever.save(other)
+
+
+def test_an_index_that_appears_meanwhile_steps_aside(retriever, tmp_path, monkeypatch):
+    target = tmp_path / "index"
+    replace, calls = os.replace, []
+
+    def busy(source, destination):
+        calls.append(destination)
+        if len(calls) == 2:
+            monkeypatch.undo()
+            BM25Retriever(CORPUS[:1]).save(target)
+        return replace(source, destination)
+
+    monkeypatch.setattr(os, "replace", busy)
+    retriever.save(target)
+    assert len(calls) == 2
+    assert len(BM25Retriever.load(target)) == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
 
 
 def test_unusable_indices(retriever, tmp_path):

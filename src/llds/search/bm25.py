@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,6 +23,7 @@ _ABOUT = "llds-index.json"
 _PASSAGES = "passages.jsonl"
 _OFFSETS = "offsets.npy"
 _FORMAT = 1
+_TRIES = 5
 
 _Row: TypeAlias = "Passage | Mapping[str, Any]"
 
@@ -130,23 +132,17 @@ class _PassageFile(Sequence[Passage]):
         import numpy as np
 
         self._offsets = np.load(folder / _OFFSETS, mmap_mode="r")
-        self._path = folder / _PASSAGES
-        if len(self._offsets) != count + 1 or self._path.stat().st_size != self._offsets[-1]:
+        self._lines = np.memmap(folder / _PASSAGES, dtype=np.uint8, mode="r")
+        if len(self._offsets) != count + 1 or len(self._lines) != self._offsets[-1]:
             raise ValueError(f"{_PASSAGES} and {_OFFSETS} don't belong together")
-        self._file = self._path.open("rb")
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
     def __getitem__(self, index: Any) -> Any:
         start, end = int(self._offsets[index]), int(self._offsets[index + 1])
-        # pread has no shared file position, so threads may search at the same time.
-        row = json.loads(os.pread(self._file.fileno(), end - start, start))
+        row = json.loads(self._lines[start:end].tobytes())
         return Passage.from_contents(row["id"], row["contents"])
-
-    def __del__(self) -> None:
-        if hasattr(self, "_file"):
-            self._file.close()
 
 
 def _bm25s() -> Any:
@@ -207,7 +203,14 @@ def _read_about(folder: Path) -> dict[str, Any]:
 def _replace_folder(draft: Path, target: Path) -> None:
     """Put ``draft`` at ``target``; an older index there steps aside first and is then removed."""
     aside = draft.with_name(draft.name + ".old")
-    if target.exists():
-        os.replace(target, aside)
-    os.replace(draft, target)
-    shutil.rmtree(aside, ignore_errors=True)
+    for _ in range(_TRIES):
+        with suppress(FileNotFoundError):
+            os.replace(target, aside)
+        shutil.rmtree(aside, ignore_errors=True)
+        # Fails when another process has just put its own index there: then that one steps aside.
+        with suppress(OSError):
+            os.replace(draft, target)
+            return
+    raise LLDSError(
+        f"{target} can't be written: another process keeps writing there, or the folder is in use."
+    )

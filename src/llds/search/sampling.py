@@ -86,6 +86,9 @@ def _inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
     In float64, since a float32 sum over a large vocabulary loses the tail. A token of weight 0 can't be
     drawn.
     """
+    home = weights.device
+    if home.type == "mps":  # has no float64
+        weights, uniform = weights.cpu(), uniform.cpu()
     cumulated = weights.cumsum(dim=-1, dtype=torch.float64)
     threshold = uniform.double()[:, None] * cumulated[:, -1:]
-    return torch.searchsorted(cumulated, threshold, right=True)[:, 0]
+    return torch.searchsorted(cumulated, threshold, right=True)[:, 0].to(home)
