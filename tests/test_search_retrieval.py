@@ -54,10 +54,12 @@ def test_ties_go_by_order_of_the_corpus():
     assert ids(twins.search(["words"], 4)) == [["0", "1", "2", "3"]]
 
 
-def test_scores_and_order_are_those_of_bm25s():
+@pytest.mark.parametrize("rare", [0, 10**9])
+def test_scores_and_order_are_those_of_bm25s(monkeypatch, rare):
     import bm25s
     from Stemmer import Stemmer
 
+    monkeypatch.setattr("llds.search.bm25._RARE", rare)
     draw = random.Random(0)
     words = [f"word{i:02d}" for i in range(40)]
     texts = [" ".join(draw.choices(words, k=draw.randint(3, 30))) for _ in range(300)]

@@ -24,6 +24,7 @@ _PASSAGES = "passages.jsonl"
 _OFFSETS = "offsets.npy"
 _FORMAT = 1
 _TRIES = 5
+_RARE = 16
 
 _Row: TypeAlias = "Passage | Mapping[str, Any]"
 
@@ -67,8 +68,7 @@ class BM25Retriever:
             return []
         postings = np.concatenate([scores["indices"][span] for span in spans])
         weights = np.concatenate([scores["data"][span] for span in spans])
-        documents, places = np.unique(postings, return_inverse=True)
-        totals = np.bincount(places, weights=weights, minlength=len(documents))
+        documents, totals = _sum_by_document(postings, weights, len(self))
         if len(totals) > topk:
             kept = totals >= np.partition(totals, -topk)[-topk]
             documents, totals = documents[kept], totals[kept]
@@ -175,6 +175,18 @@ def _words(texts: Sequence[str]) -> list[list[str]]:
         list(texts), stopwords="en", stemmer=stemmer, return_ids=False, show_progress=False
     )
     return tokens
+
+
+def _sum_by_document(postings: Any, weights: Any, count: int) -> tuple[Any, Any]:
+    """Return the different numbers in ``postings``, rising, and the sum of the ``weights`` of each."""
+    import numpy as np
+
+    if len(postings) * _RARE < count:  # sorting a few is cheaper than an array of the whole corpus
+        documents, places = np.unique(postings, return_inverse=True)
+        return documents, np.bincount(places, weights=weights)
+    sums = np.bincount(postings, weights=weights)
+    documents = np.flatnonzero(sums)
+    return documents, sums[documents]
 
 
 def _as_passage(row: _Row, number: int) -> Passage:
