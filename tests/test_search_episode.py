@@ -330,6 +330,13 @@ def test_events_tell_the_episode():
     assert [event.kind for event in mine][-1] == "answer"
 
 
+def test_what_was_not_fed_is_no_event():
+    events = []
+    play = Play({"q": ["</search>"], "s": ["<search></search>"]}, max_response_tokens=5)
+    play.run(on_event=events.append)
+    assert [(event.kind, event.row) for event in events if event.kind != "token"] == [("search", 1)]
+
+
 def test_an_outage_is_an_event():
     events = []
     Play({"q": [SEARCH]}, retriever=Library(broken_calls=[1])).run(on_event=events.append)

@@ -312,7 +312,7 @@ class _Batch:
             self._report("token", row, text[len(before) :])
 
     def _report(self, kind: Any, row: _Row, text: str, passages: tuple[Passage, ...] = ()) -> None:
-        if self.watch:
+        if self.watch and (text or kind in ("search", "answer")):  # else nothing was written or fed
             self.watch(Event(kind, row.number, text, passages))
 
 
