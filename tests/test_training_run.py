@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import signal
 import subprocess
@@ -47,6 +48,19 @@ def run_in_process(recipe):
 def comparable(path):
     """The metrics without wall-clock time."""
     return [{key: value for key, value in row.items() if key != "seconds"} for row in read_lines(path)]
+
+
+class StoppingDisplay(PlainDisplay):
+    """Presses Ctrl-C twice, so to say, in the middle of an optimizer step."""
+
+    def __init__(self, step):
+        super().__init__(io.StringIO())
+        self.stop_at = step
+
+    def step(self, row):
+        super().step(row)
+        if row["step"] == self.stop_at:
+            raise KeyboardInterrupt
 
 
 @pytest.fixture(scope="module")
@@ -197,8 +211,11 @@ def test_a_killed_run_goes_on_with_the_same_numbers(world, straight, tmp_path):
     assert not run.result.exists()
     assert [path.name for path in run.checkpoints.iterdir() if path.name.startswith("step-")]
 
+    (run.checkpoints / ".step-000008.tmp").mkdir(exist_ok=True)
+
     result, said = run_in_process(load_recipe("tiny", args))
     assert "Going on with the run" in said
+    assert not list(run.checkpoints.glob(".*"))
     assert result.finished
     assert comparable(run.metrics) == comparable(straight[0].folder / "metrics.jsonl")
     for name in ("before", "rollout-000002", "rollout-000004", "after", "after-without-retriever"):
@@ -232,6 +249,39 @@ def test_ctrl_c_saves_says_how_to_go_on_and_exits_130(world, straight, tmp_path)
     result, _ = run_in_process(load_recipe("tiny", args))
     assert result.finished
     assert comparable(run.metrics) == comparable(straight[0].folder / "metrics.jsonl")
+
+
+def test_a_broken_checkpoint_is_one_sentence(world, tmp_path):
+    from llds.training.run import train
+
+    recipe = recipe_for(world, tmp_path, "evaluation.questions=2", "evaluation.without_retriever=false")
+    train(recipe, StoppingDisplay(3))
+    (checkpoint,) = (tmp_path / "try" / "checkpoints").iterdir()
+    (checkpoint / "model.safetensors").write_bytes(b"torn")
+    with pytest.raises(LLDSError, match=r"step-000002 can't be read .*delete that checkpoint"):
+        run_in_process(recipe)
+
+
+def test_two_processes_train_one_run(world, tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node",
+        "2",
+        "-m",
+        "llds.cli",
+        "train",
+    ]
+    command += [*small_settings(world, world / "model", tmp_path), "run.rollouts=2"]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "LLDS_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = read_lines(tmp_path / "try" / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert rows[0]["llds/structural_zero"] == 1
+    assert done.stdout.count("gain in points") == 1
+    assert json.loads((tmp_path / "try" / "result.json").read_text())["finished"]
 
 
 def test_a_finished_run_is_shown_not_repeated(world, straight, tmp_path):
@@ -295,19 +345,6 @@ def test_other_settings_reach_the_trainer(world, tmp_path, overrides):
     assert all(isinstance(row["loss"], float) for row in read_lines(result.folder / "metrics.jsonl"))
 
 
-class StoppingDisplay(PlainDisplay):
-    """Presses Ctrl-C twice, so to say, in the middle of an optimizer step."""
-
-    def __init__(self, step):
-        super().__init__(io.StringIO())
-        self.stop_at = step
-
-    def step(self, row):
-        super().step(row)
-        if row["step"] == self.stop_at:
-            raise KeyboardInterrupt
-
-
 def test_an_anchor_survives_stopping_at_once(world, tmp_path):
     from llds.training.run import format_result, train
 
@@ -326,13 +363,12 @@ class Server(BaseHTTPRequestHandler):
     """Search-R1's protocol over one passage; out of order while ``broken``."""
 
     broken = False
-    served = 0
-    break_after = 10**9
+    failures_to_come = 0
 
     def do_POST(self):
         queries = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["queries"]
-        type(self).served += 1
-        if self.broken or self.served > self.break_after:
+        if self.broken or self.failures_to_come:
+            type(self).failures_to_come = max(0, self.failures_to_come - 1)
             self.send_error(503)
             return
         document = {"id": "1", "contents": '"Arven"\nArven currency: the ducat.'}
@@ -359,7 +395,6 @@ def test_an_outage_stops_the_run_at_a_point_to_go_on_from(world, tmp_path, serve
     handler, url = server
     settings = (f"retrieval.url={url}", "retrieval.tries=1", "run.rollouts=3", "evaluation.questions=2")
     settings += ("evaluation.without_retriever=false", "run.save_every=0")
-    handler.break_after = 10**9
     recipe = recipe_for(world, tmp_path, *settings)
     run = RunFolder(tmp_path / "try")
 
@@ -378,6 +413,28 @@ def test_an_outage_stops_the_run_at_a_point_to_go_on_from(world, tmp_path, serve
     result, _ = run_in_process(recipe)
     assert result.finished
     assert result.steps == 6
+
+
+def test_episodes_whose_tool_failed_are_left_out_and_counted(world, tmp_path, server):
+    handler, url = server
+    settings = (f"retrieval.url={url}", "retrieval.tries=1", "run.rollouts=3", "evaluation.questions=2")
+    settings += ("evaluation.without_retriever=false", "sampling.batch=4")
+    run = RunFolder(tmp_path / "try")
+
+    def fail_once():
+        while not run.metrics.exists():
+            time.sleep(0.001)
+        handler.failures_to_come = 1
+
+    threading.Thread(target=fail_once, daemon=True).start()
+    result, said = run_in_process(recipe_for(world, tmp_path, *settings))
+    assert result.finished
+    (event,) = [event for event in read_lines(run.events) if event["event"] == "tool_failed"]
+    assert 1 <= event["episodes"] <= 4
+    assert f"The search tool failed in {event['episodes']} episodes" in said
+    row = read_lines(run.metrics)[event["step"] - 1]
+    assert row["tool/failed_episodes"] == event["episodes"]
+    assert math.isfinite(row["loss"])
 
 
 def test_a_retriever_that_is_down_is_one_sentence(world, tmp_path, server):
@@ -493,3 +550,18 @@ def test_a_warm_start_is_done_once(world, tmp_path):
     assert weights.stat().st_mtime_ns == made
     assert weights.read_bytes() != (world / "model" / "model.safetensors").read_bytes()
     assert comparable(first.folder / "metrics.jsonl") == comparable(again.folder / "metrics.jsonl")
+
+
+def test_the_shipped_model_learns_from_the_shipped_data(tmp_path):
+    overrides = ["run.rollouts=1", "grpo.questions=4", "grpo.steps_per_rollout=2", "evaluation.questions=12"]
+    recipe = load_recipe("tiny", [*overrides, "run.threads=1", f"run.folder={tmp_path}"])
+    result, _ = run_in_process(recipe)
+    assert result.finished
+    before, without = (result.evaluations[name] for name in ("before", "before-without-retriever"))
+    assert before.groups["all"].exact_match.value > 0.1
+    assert before.groups["all"].searches > 0.5
+    assert before.valid_search_share == 1.0
+    assert without.groups["all"].exact_match.value < 0.1
+    rows = read_lines(result.folder / "metrics.jsonl")
+    assert rows[0]["searches"] > 0.5
+    assert rows[1]["llds/structural_zero"] == 0

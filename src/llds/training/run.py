@@ -18,8 +18,15 @@ from llds.evaluation.evaluate import EvalResult, compare, load_evaluation
 from llds.evaluation.report import format_comparison
 from llds.files import atomic_write_text
 from llds.search.episode import EpisodeRunner
+from llds.search.retrieval import RetrieverUnavailable
 from llds.search.sampling import Sampling
-from llds.training.checkpoints import atomic_folder, checkpoint_step, list_checkpoints, save_model_folder
+from llds.training.checkpoints import (
+    atomic_folder,
+    checkpoint_step,
+    list_checkpoints,
+    remove_unfinished,
+    save_model_folder,
+)
 from llds.training.environment import silence_libraries
 from llds.training.inputs import (
     check_prompts,
@@ -189,6 +196,7 @@ def _open_run(run: RunFolder, recipe: Recipe, display: Display) -> Path | None:
             raise LLDSError(f"{run.path} exists and is not a run folder; choose another run.name.")
         else:
             atomic_write_text(run.config, to_yaml(recipe))
+        remove_unfinished(run.checkpoints)
         run.cut_after(step)
         run.event("resume" if started else "start", step=step)
         if started:
@@ -222,9 +230,9 @@ def _fit(
     with display.training(first, plan.total_steps):
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        except LLDSError as error:
+        except RetrieverUnavailable as error:
             # Nothing was learnt from the rollout that failed: the state is that after the one before.
-            if plan.at_boundary(trainer.state.global_step):
+            if trainer.state.global_step > first:
                 trainer.save_checkpoint()
             if trainer.accelerator.is_main_process:
                 run.event("failed", step=trainer.state.global_step, reason=str(error))
