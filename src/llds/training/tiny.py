@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from llds.data.embedded import load_corpus, load_questions
-from llds.search.protocol import Protocol
 from llds.search.passages import Passage
+from llds.search.protocol import Protocol
 from llds.search.retrieval import BM25Retriever
 from llds.training.traces import Habits, TraceSource
 from llds.training.warmstart import WarmStartPlan, warm_start
