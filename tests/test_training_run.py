@@ -110,6 +110,12 @@ def test_a_run_learns_and_leaves_its_records(straight):
     assert [event["event"] for event in events] == ["start", "llds", "evaluation", "evaluation", "finish"]
 
 
+def test_every_metric_is_documented(straight):
+    text = (Path(__file__).parents[1] / "docs" / "training.md").read_text()
+    keys = {key for row in read_lines(straight[0].folder / "metrics.jsonl") for key in row}
+    assert sorted(key for key in keys if f"`{key}`" not in text) == []
+
+
 def test_the_result_holds_before_after_and_memory(straight):
     from llds.training.run import format_result
 
