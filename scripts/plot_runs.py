@@ -31,7 +31,16 @@ def exact_match(result: dict, name: str, group: str) -> float:
     return 100 * result["evaluations"][name]["groups"][group]["exact_match"]["value"]
 
 
-def text(x: float, y: float, words: str, *, size: int = 12, anchor: str = "middle", fill: str = INK, weight: str = "normal") -> str:
+def text(
+    x: float,
+    y: float,
+    words: str,
+    *,
+    size: int = 12,
+    anchor: str = "middle",
+    fill: str = INK,
+    weight: str = "normal",
+) -> str:
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" fill="{fill}" '
         f'font-weight="{weight}">{words}</text>'
@@ -40,7 +49,8 @@ def text(x: float, y: float, words: str, *, size: int = 12, anchor: str = "middl
 
 def line(points: Iterable[tuple[float, float]], colour: str, width: float) -> str:
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    return f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}" stroke-linejoin="round"/>'
+    style = f'fill="none" stroke="{colour}" stroke-width="{width}" stroke-linejoin="round"'
+    return f'<polyline points="{path}" {style}/>'
 
 
 def height(value: float, top: float) -> float:
@@ -67,7 +77,11 @@ def reward_panel(series: list[list[float]]) -> list[str]:
     parts += [line(points(values), SEED, 1.2) for values in series]
     mean = [statistics.mean(column) for column in zip(*series, strict=True)]
     parts.append(line(points(mean), MEAN, 3))
-    parts.append(text((x0 + x1) / 2, HEIGHT - 10, f"rollout, 1 to {count}; thin: {len(series)} seeds, bold: their mean"))
+    parts.append(
+        text(
+            (x0 + x1) / 2, HEIGHT - 10, f"rollout, 1 to {count}; thin: {len(series)} seeds, bold: their mean"
+        )
+    )
     return parts
 
 
@@ -80,26 +94,38 @@ def gain_panel(results: list[dict]) -> list[str]:
         before, after = (statistics.mean(column) for column in zip(*pairs, strict=True))
         ends = [(x0 + 40, height(before, 100)), (x1 - 70, height(after, 100))]
         parts.append(line(ends, colour, 3))
-        parts.append(text(x1 - 62, ends[1][1] + 4, f"{group} {after:.0f} %", anchor="start", fill=colour, weight="bold"))
+        parts.append(
+            text(
+                x1 - 62, ends[1][1] + 4, f"{group} {after:.0f} %", anchor="start", fill=colour, weight="bold"
+            )
+        )
     parts.append(text(x0 + 40, HEIGHT - 10, "before"))
     parts.append(text(x1 - 70, HEIGHT - 10, "after"))
     return parts
 
 
 def table(runs: list[Path], results: list[dict]) -> str:
-    rows = ["| run | before | after | gain | one-hop | two-hop | search off, after | searches |", "|---|---|---|---|---|---|---|---|"]
+    rows = [
+        "| run | before | after | gain | one-hop | two-hop | search off, after | searches |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for run, one in zip(runs, results, strict=True):
         before, after = exact_match(one, "before", "all"), exact_match(one, "after", "all")
-        hops = [f"{exact_match(one, 'before', g):.1f} → {exact_match(one, 'after', g):.1f}" for g in ("one-hop", "two-hop")]
+        hops = [
+            f"{exact_match(one, 'before', g):.1f} → {exact_match(one, 'after', g):.1f}"
+            for g in ("one-hop", "two-hop")
+        ]
         off = exact_match(one, "after-without-retriever", "all")
         searches = [one["evaluations"][name]["groups"]["all"]["searches"] for name in ("before", "after")]
         rows.append(
-            f"| {run.name} | {before:.1f} | {after:.1f} | {after - before:+.1f} | {hops[0]} | {hops[1]} | {off:.1f} "
-            f"| {searches[0]:.2f} → {searches[1]:.2f} |"
+            f"| {run.name} | {before:.1f} | {after:.1f} | {after - before:+.1f} | {hops[0]} "
+            f"| {hops[1]} | {off:.1f} | {searches[0]:.2f} → {searches[1]:.2f} |"
         )
     gains = [exact_match(one, "after", "all") - exact_match(one, "before", "all") for one in results]
     spread = f", standard deviation {statistics.stdev(gains):.1f}" if len(gains) > 1 else ""
-    return "\n".join([*rows, "", f"Mean gain {statistics.mean(gains):+.1f} points{spread}, least {min(gains):+.1f}."])
+    return "\n".join(
+        [*rows, "", f"Mean gain {statistics.mean(gains):+.1f} points{spread}, least {min(gains):+.1f}."]
+    )
 
 
 def main() -> None:

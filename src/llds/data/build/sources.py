@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Material:
-    """All passages, each once, in a fixed order; the facts; and every country's names, keyed by the one in use."""
+    """All passages, each once and in a fixed order, all facts, and the names of each country by the one in use."""
 
     passages: list[Passage]
     facts: list[Fact]
@@ -39,14 +39,16 @@ class Material:
 
 
 def gather(folder: Path) -> Material:
-    """Read the four packages in ``folder``; raises :class:`llds.errors.LLDSError` if one is missing or damaged."""
+    """Read the four packages in ``folder``; raises :class:`llds.errors.LLDSError` if one is missing or bad."""
     files = {source: _find(folder, pattern) for source, pattern in PACKAGES.items()}
     countries = _read(factbook.read_countries, files["factbook"])
     nouns = _read(wordnet.read_nouns, files["wordnet"])
     table = _read(elements.read_elements, files["elements"])
     articles = _read(wikipedia.read_articles, files["wikipedia"])
     names = {country.name: country.names for country in countries if country.independent_entry}
-    spelled = {name.lower(): (country, *all_names) for country, all_names in names.items() for name in all_names}
+    spelled = {
+        name.lower(): (country, *all_names) for country, all_names in names.items() for name in all_names
+    }
     passages = [
         *(passage for country in countries for passage in factbook.passages(country)),
         *(passage for title, text in articles for passage in wikipedia.passages(title, text)),
@@ -71,5 +73,13 @@ def _find(folder: Path, pattern: str) -> Path:
 def _read(reader: Callable[[Path], T], file: Path) -> T:
     try:
         return reader(file)
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile, tarfile.TarError, sqlite3.Error, ElementTree.ParseError) as error:
+    except (
+        OSError,
+        KeyError,
+        ValueError,
+        zipfile.BadZipFile,
+        tarfile.TarError,
+        sqlite3.Error,
+        ElementTree.ParseError,
+    ) as error:
         raise LLDSError(f"{file} can't be read as a source ({error}): fetch it again.") from error

@@ -18,7 +18,7 @@ _NOUNS = "package/dict/data.noun"
 
 @dataclass(frozen=True)
 class Synset:
-    """A set of synonyms. ``links``: (pointer symbol, key of the noun it points to) in the order of the file."""
+    """A set of synonyms. ``links``: (pointer symbol, key of the noun pointed to) in the order of the file."""
 
     key: str
     words: tuple[str, ...]
@@ -34,7 +34,7 @@ Nouns = Mapping[str, Synset]
 
 
 def read_nouns(archive: Path) -> dict[str, Synset]:
-    """Return the noun synsets of the package's tarball by key; raises ``OSError`` or ``KeyError`` if unreadable."""
+    """Return the noun synsets of the tarball by key; raises ``OSError``, ``KeyError`` or ``TarError``."""
     with tarfile.open(archive) as tar:
         file = tar.extractfile(_NOUNS)
         if file is None:
@@ -87,7 +87,9 @@ def _synset(line: str) -> Synset:
     words = tuple(parts[4 + 2 * index].replace("_", " ") for index in range(count))
     rest = parts[4 + 2 * count + 1 :]
     quads = (rest[start : start + 4] for start in range(0, len(rest) - 3, 4))
-    return Synset(parts[0], words, clean(gloss), tuple((symbol, key) for symbol, key, kind, _ in quads if kind == "n"))
+    return Synset(
+        parts[0], words, clean(gloss), tuple((symbol, key) for symbol, key, kind, _ in quads if kind == "n")
+    )
 
 
 def _is_person(synset: Synset) -> bool:
