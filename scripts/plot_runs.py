@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 WIDTH, HEIGHT, TOP, BOTTOM = 860, 320, 48, 44
-LEFT_PANEL, RIGHT_PANEL = (56, 500), (600, 830)
+LEFT_PANEL, RIGHT_PANEL = (56, 500), (592, 815)
 INK, GRID, SEED, MEAN = "#1f2328", "#d8dee4", "#9ec5e8", "#0b5394"
 COLOURS = {"one-hop": "#b45f06", "all": "#0b5394", "two-hop": "#38761d"}
 
