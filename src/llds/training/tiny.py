@@ -2,8 +2,8 @@
 
 ``python -m llds.training.tiny --out DIR`` trains a byte-level BPE tokenizer on the embedded corpus, then a
 small Qwen2 from random weights on disguised traces of a flawed demonstrator (:mod:`llds.training.traces`).
-The result is shipped with the package; on the same machine and thread count the command gives the same
-weights again.
+The result is shipped with the package. The shipped weights were made before passages were cut and ties broken
+as now, so a new build gives a model of the same kind, not the same bytes.
 """
 
 from __future__ import annotations
