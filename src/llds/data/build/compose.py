@@ -1,4 +1,4 @@
-"""Questions of one and two hops: composed from facts, checked by search, split by country, answers capped."""
+"""Questions of one and two hops composed from facts, checked by retrieval, split by country, with answers capped."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from llds.data.build.facts import Fact, Passage, mentions, normalise, plain
+from llds.data.build.facts import Fact, Passage, mentions, normalise
 from llds.data.build.retrieval import Index
 from llds.data.build.wording import WORDINGS, subject
 from llds.data.corpus import join_contents
@@ -22,13 +22,13 @@ SHARES = {"train": 0.65, "validation": 0.10, "test": 0.25}
 SIZES = {"train": {1: 1400, 2: 3200}, "validation": {1: 150, 2: 150}, "test": {1: 500, 2: 500}}
 """Most questions of each split, by hops."""
 
-ANSWER_CAPS = {"train": 8, "validation": 2, "test": 3}
+ANSWER_CAPS = {"train": 12, "validation": 2, "test": 4}
 """How often an answer may occur among the questions of one split and number of hops."""
 
 
 @dataclass(frozen=True)
 class Hop:
-    """One search: ``known`` is looked up, ``found`` is in its passage. ``inverse``: from value to subject."""
+    """One search: ``known`` is looked up, ``found`` is what its passage says. ``inverse``: from value to subject."""
 
     fact: Fact
     inverse: bool = False
@@ -56,7 +56,7 @@ class Hop:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A chain of hops; the value of the last fact is the answer."""
+    """A chain of hops; the value of the last fact is the answer. ``country``: what the split goes by."""
 
     kind: str
     hops: tuple[Hop, ...]
@@ -68,14 +68,10 @@ class Candidate:
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """Return the answer and its aliases, with and without accents; each once, as exact match sees them."""
+        """Return the answer and its aliases, without those that are the same when normalised."""
         fact = self.hops[-1].fact
-        spellings = [spelling for text in (fact.value, *fact.aliases) for spelling in (text, plain(text))]
-        unique: dict[str, str] = {}
-        for text in spellings:
-            unique.setdefault(normalise(text), text)
-        unique.pop("", None)
-        return tuple(unique.values())
+        unique = {normalise(text): text for text in reversed((fact.value, *fact.aliases)) if normalise(text)}
+        return tuple(reversed(unique.values()))
 
     @property
     def anchor(self) -> str:
@@ -97,43 +93,33 @@ def compose(
         places[passage.title].append(place)
     candidates = [*_one_hop(facts), *_two_hop(facts)]
     index.prepare((hop.query for candidate in candidates for hop in candidate.hops), TOP)
-    splits = split_of(candidates)
+    splits = split_of({candidate.anchor for candidate in candidates})
     pools: dict[tuple[str, int], list[tuple[Candidate, Question]]] = defaultdict(list)
     for candidate in sorted(candidates, key=lambda each: _hash("order", each.key)):
-        found = [_found_at(hop, index, places, passages) for hop in candidate.hops]
-        if all(found):
-            question = _question(candidate, [hit for hit in found if hit])
+        ranks = [_rank(hop, index, places, passages) for hop in candidate.hops]
+        if all(ranks):
+            question = _question(candidate, ranks)
             if not _gives_away(candidate, question, names):
                 pools[splits[candidate.anchor], len(candidate.hops)].append((candidate, question))
-    chosen = {
-        split: [_select(pools[split, hops], size, ANSWER_CAPS[split]) for hops, size in sizes.items()]
+    return {
+        split: _numbered(
+            split, [_select(pools[split, hops], size, ANSWER_CAPS[split]) for hops, size in sizes.items()]
+        )
         for split, sizes in SIZES.items()
     }
-    return {split: _numbered(split, groups) for split, groups in chosen.items()}
 
 
-def split_of(candidates: Iterable[Candidate]) -> dict[str, str]:
-    """Return the split of each country, and of each element without one: a fixed shuffle cut by :data:`SHARES`.
-
-    Countries where elements were discovered are few and are dealt apart, so that each split has some.
-    """
-    groups: dict[str, set[str]] = defaultdict(set)
-    for candidate in candidates:
-        groups[candidate.anchor].add(candidate.kind)
-    layers: dict[tuple[bool, bool], list[str]] = defaultdict(list)
-    for anchor in sorted(groups, key=lambda text: _hash("split", text)):
-        kinds = groups[anchor]
-        layers["country" in kinds, "element" in kinds].append(anchor)
-    return {anchor: split for layer in layers.values() for anchor, split in _deal(layer)}
-
-
-def _deal(anchors: Sequence[str]) -> Iterator[tuple[str, str]]:
-    start, total = 0, 0.0
+def split_of(anchors: Iterable[str]) -> dict[str, str]:
+    """Return the split of each country (or element): a fixed shuffle, cut by :data:`SHARES`."""
+    ordered = sorted(anchors, key=lambda anchor: _hash("split", anchor))
+    bounds, total = [], 0.0
     for split, share in SHARES.items():
         total += share
-        end = round(total * len(anchors))
-        yield from ((anchor, split) for anchor in anchors[start:end])
-        start = end
+        bounds.append((round(total * len(ordered)), split))
+    return {
+        anchor: next(split for bound, split in bounds if place < bound)
+        for place, anchor in enumerate(ordered)
+    }
 
 
 def _one_hop(facts: Sequence[Fact]) -> Iterator[Candidate]:
@@ -155,19 +141,19 @@ def _two_hop(facts: Sequence[Fact]) -> Iterator[Candidate]:
                     yield Candidate(f"{first.kind}-{first.kind}", (Hop(first, inverse=True), Hop(second)))
 
 
-def _found_at(
-    hop: Hop, index: Index, places: Mapping[str, list[int]], passages: Sequence[Passage]
-) -> tuple[int, int] | None:
-    """Return rank and place of the passage of the fact that says it, if the gold query finds it."""
+def _rank(hop: Hop, index: Index, places: Mapping[str, list[int]], passages: Sequence[Passage]) -> int:
+    """Return the rank at which the gold query finds a passage of the fact that says it; 0 if it doesn't."""
     for rank, place in enumerate(index.top(hop.query, TOP), start=1):
         passage = passages[place]
-        says = hop.fact.value in passage.text and mentions(f"{passage.title} {passage.text}", hop.found)
+        says = hop.fact.value in passage.text and mentions(
+            join_contents(passage.title, passage.text), hop.found
+        )
         if place in places[hop.fact.title] and says:
-            return rank, place
-    return None
+            return rank
+    return 0
 
 
-def _question(candidate: Candidate, hits: list[tuple[int, int]]) -> Question:
+def _question(candidate: Candidate, ranks: list[int]) -> Question:
     *bridges, last = candidate.hops
     ask = _choose(WORDINGS[last.fact.relation].ask, "ask", candidate.key)
     template, name = ask, subject(last.fact.kind, last.fact.subject)
@@ -181,8 +167,7 @@ def _question(candidate: Candidate, hits: list[tuple[int, int]]) -> Question:
         "hops": len(candidate.hops),
         "chain": [hop.link for hop in candidate.hops],
         "template": template,
-        "gold_ranks": [rank for rank, _ in hits],
-        "gold_passages": [str(place) for _, place in hits],
+        "gold_ranks": ranks,
     }
     return Question(candidate.key, ask.format(x=name), candidate.answers, metadata)
 

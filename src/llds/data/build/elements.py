@@ -24,7 +24,7 @@ _COLUMNS = (
 
 
 def read_elements(wheel: Path) -> list[Element]:
-    """Return the elements by atomic number; raises ``OSError``, ``KeyError``, ``sqlite3.Error`` if unreadable."""
+    """Return the elements by atomic number; raises ``OSError``, ``KeyError`` or ``sqlite3.Error`` if unreadable."""
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
         connection = sqlite3.connect(archive.extract(_DATABASE, folder))
         connection.row_factory = sqlite3.Row

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import re
 import zipfile
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ Field = tuple[str, str, str, str]
 
 @dataclass(frozen=True)
 class Country:
-    """An entry: a country, a territory, or what else is listed. ``names``: all that it goes by."""
+    """An entry of the Factbook: a country, a territory, or what else it lists. ``names``: all that it goes by."""
 
     name: str
     names: tuple[str, ...]
@@ -40,9 +39,6 @@ _NAMES = {
     "vq": "United States Virgin Islands",
 }
 
-# Words in brackets or short forms that would stand for something else.
-_NOT_NAMES = {"Brazzaville", "Congo", "Keeling"}
-
 # Not countries, though the Factbook gives them a capital, a currency or an anthem.
 _UNIONS = {"ee", "xx"}
 
@@ -56,8 +52,6 @@ _DROPPED = {
     ("People and Society", "Population distribution"),
 }
 _DROPPED_PARTS = {"major-language sample(s)"}
-
-_BOILERPLATE = 8
 
 # What questions may ask about: (section, field, part) -> (relation, heading of a passage of its own).
 _ASKED = {
@@ -79,16 +73,16 @@ _ASKED = {
 
 
 def read_countries(wheel: Path) -> list[Country]:
-    """Return the entries of the wheel in the order of its files; raises ``OSError`` or ``BadZipFile``."""
+    """Return the entries of the package's wheel, by file name; raises ``OSError`` or ``BadZipFile`` if unreadable."""
     with zipfile.ZipFile(wheel) as archive:
         names = sorted(name for name in archive.namelist() if re.search(r"/data/.*\.json$", name))
         entries = [(Path(name).stem, json.loads(archive.read(name))) for name in names]
     countries = [_country(code, entry) for code, entry in entries]
-    return _without_boilerplate([country for country in countries if country is not None])
+    return [country for country in countries if country is not None]
 
 
 def passages(country: Country) -> Iterator[Passage]:
-    """Yield the entry as short passages: one for each thing asked about, the rest packed by section."""
+    """Yield the entry as short passages: one for each thing asked about, the rest packed section by section."""
     for key, (_, heading) in _ASKED.items():
         for field in country.fields:
             if field[:3] == key:
@@ -131,21 +125,10 @@ def _country(code: str, entry: dict[str, Any]) -> Country | None:
         return None
     parts = [re.sub(r"\s*\(.*?\)", "", text).strip() for text in (name, short, long)]
     bracketed = re.findall(r"\(([^()]*)\)", short)
-    names = (
-        text
-        for text in (*parts, *bracketed)
-        if text and text not in _NOT_NAMES and not text.startswith("none")
+    names = tuple(
+        dict.fromkeys(text for text in (*parts, *bracketed) if text and not text.startswith("none"))
     )
-    return Country(parts[0], tuple(dict.fromkeys(names)), fields, code not in _UNIONS)
-
-
-def _without_boilerplate(countries: list[Country]) -> list[Country]:
-    """Drop the notes that many countries have in the same words: they explain the column, not the country."""
-    times = Counter(field for country in countries for field in country.fields if field[2] == "note")
-    return [
-        replace(country, fields=tuple(field for field in country.fields if times[field] < _BOILERPLATE))
-        for country in countries
-    ]
+    return Country(parts[0], names, fields, code not in _UNIONS)
 
 
 def _fields(entry: dict[str, Any]) -> Iterator[Field]:
@@ -189,35 +172,16 @@ def _capital(text: str) -> list[str]:
 
 
 def _point(text: str) -> list[str]:
-    """Return the name in front of the height, its first half where it says "X on Y", and its other spellings.
-
-    Open water is left out: an ocean is easily guessed.
-    """
+    """Return the name in front of the height, then its other spellings and its first half where it says "X on Y"."""
     found = re.match(r"([^\d;,]+?),?\s+-?\d[\d,.]*(?:\s*m\b|$)", text)
-    unfit = r"unnamed|location|\bkm\b|\d|junction|sea level|\bnear\b|range|Oceans?$|Seas?$|/"
-    if not found or re.search(unfit, found.group(1)):
+    if not found or re.search(
+        r"unnamed|location|\bkm\b|\d|junction|Oceans|sea level|\bnear\b|range", found.group(1)
+    ):
         return []
     main, others = _bracketed(found.group(1))
     short = re.split(r" (?:on|at|of the) ", main)[0]
     spellings = [other for other in others if re.fullmatch(r"[A-Z][\w'. -]+", other)]
     return [main, *([short] if short != main else []), *spellings] if main else []
-
-
-_SINGULARS = {
-    "baht": "baht",
-    "colones": "colon",
-    "emalangeni": "lilangeni",
-    "koruny": "koruna",
-    "kroner": "krone",
-    "kronor": "krona",
-    "kronur": "krona",
-    "lei": "leu",
-    "leva": "lev",
-    "maloti": "loti",
-    "meticais": "metical",
-    "quetzales": "quetzal",
-    "zlotych": "zloty",
-}
 
 
 def _currency(text: str) -> list[str]:
@@ -228,8 +192,23 @@ def _currency(text: str) -> list[str]:
     name = found.group(1)
     if re.search(r"[/;,]", name):
         return []
+    irregular = {"kronor": "krona", "kroner": "krone", "kronur": "krona", "liras": "lira", "maloti": "loti"}
+    irregular |= {
+        "emalangeni": "lilangeni",
+        "meticais": "metical",
+        "leva": "lev",
+        "lei": "leu",
+        "zlotych": "zloty",
+    }
+    irregular |= {
+        "koruny": "koruna",
+        "colones": "colon",
+        "quetzales": "quetzal",
+        "guaranies": "guarani",
+        "lempiras": "lempira",
+    }
     *front, last = name.split()
-    single = _SINGULARS.get(last, last.removesuffix("s"))
+    single = irregular.get(last, last.removesuffix("s") if len(last) > 3 else last)
     singular = " ".join([*front, single])
     return list(dict.fromkeys([name, singular]))
 

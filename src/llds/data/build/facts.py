@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import string
-import unicodedata
 from dataclasses import dataclass
 
 
@@ -21,8 +20,8 @@ class Passage:
 class Fact:
     """``value`` is the ``relation`` of ``subject``, and stands word for word in the passage called ``title``.
 
-    ``aliases``: other answers to accept. ``country``: the country that the fact hangs on, for the split;
-    empty when there is none. ``kind``: the sort of subject, as the wording of the question needs it.
+    ``aliases``: other answers to accept. ``country``: the country that the fact hangs on, for the split; empty
+    when there is none. ``kind``: the sort of subject, as the question wording needs it.
     """
 
     kind: str
@@ -41,14 +40,7 @@ def normalise(text: str) -> str:
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
-def plain(text: str) -> str:
-    """Return ``text`` without accents."""
-    return "".join(
-        letter for letter in unicodedata.normalize("NFKD", text) if not unicodedata.combining(letter)
-    )
-
-
 def mentions(text: str, answer: str) -> bool:
-    """Tell whether ``answer`` is in ``text`` as whole words, both normalised; an empty answer never is."""
+    """Tell whether ``answer`` stands in ``text`` as whole words, both normalised; an empty answer never does."""
     needle = normalise(answer)
     return bool(needle) and f" {needle} " in f" {normalise(text)} "

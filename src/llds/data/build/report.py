@@ -1,4 +1,4 @@
-"""Figures about a set of questions: counts, what a guess scores, what one search and gold queries find."""
+"""Figures about a set of questions: how many, what a constant guess scores, what one search and gold queries find."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llds.data.questions import Question, gold_queries
 
 
 def report(corpus: Sequence[Document], splits: Mapping[str, Sequence[Question]]) -> dict[str, Any]:
-    """Return for each split the counts by kind and relation, and baselines and coverage as shares."""
+    """Return for each split: counts by kind and answer relation, baselines and coverage as shares of the questions."""
     contents = [document["contents"] for document in corpus]
     index = Index(contents)
     return {split: _figures(questions, index, contents) for split, questions in splits.items()}
@@ -21,18 +21,14 @@ def report(corpus: Sequence[Document], splits: Mapping[str, Sequence[Question]])
 
 def table(figures: Mapping[str, Any]) -> str:
     """Return the figures as a Markdown table, one row for each split and number of hops."""
-    head = (
-        "| split | hops | questions | majority | majority by relation | one search, top 3 "
-        "| gold queries, top 1 | gold queries, top 3 |"
-    )
+    head = "| split | hops | questions | majority | one search, top 3 | gold queries, top 1 | gold queries, top 3 |"
     rows = [
-        f"| {split} | {hops} | {row['questions']} | {row['majority']:.1%} "
-        f"| {row['majority_by_relation']:.1%} "
-        f"| {row['verbatim_top3']:.1%} | {row['gold_top1']:.1%} | {row['gold_top3']:.1%} |"
+        f"| {split} | {hops} | {row['questions']} | {row['majority']:.1%} | {row['verbatim_top3']:.1%} "
+        f"| {row['gold_top1']:.1%} | {row['gold_top3']:.1%} |"
         for split, body in figures.items()
         for hops, row in body["by_hops"].items()
     ]
-    return "\n".join([head, "|---|---|---|---|---|---|---|---|", *rows])
+    return "\n".join([head, "|---|---|---|---|---|---|---|", *rows])
 
 
 def majority(questions: Sequence[Question]) -> float:
@@ -41,14 +37,6 @@ def majority(questions: Sequence[Question]) -> float:
         answer for question in questions for answer in {normalise(text) for text in question.golden_answers}
     )
     return max(votes.values()) / len(questions)
-
-
-def informed_guess(questions: Sequence[Question]) -> float:
-    """Return the share that is right when the best constant answer is given to each relation asked for."""
-    groups: dict[str, list[Question]] = {}
-    for question in questions:
-        groups.setdefault(question.metadata["chain"][-1][1], []).append(question)
-    return sum(majority(group) * len(group) for group in groups.values()) / len(questions)
 
 
 def _figures(questions: Sequence[Question], index: Index, contents: Sequence[str]) -> dict[str, Any]:
@@ -74,7 +62,6 @@ def _coverage(questions: Sequence[Question], index: Index, contents: Sequence[st
     return {
         "questions": len(questions),
         "majority": round(majority(questions), 4),
-        "majority_by_relation": round(informed_guess(questions), 4),
         "verbatim_top3": share(
             [_finds(index, contents, each.question, each.golden_answers, 3) for each in questions]
         ),

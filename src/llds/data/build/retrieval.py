@@ -24,7 +24,7 @@ class Index:
         self._cache: dict[tuple[str, int], list[int]] = {}
 
     def top(self, query: str, k: int = 3) -> list[int]:
-        """Return the places in ``contents`` of the ``k`` best passages, best first; fewer if fewer match."""
+        """Return the places in ``contents`` of the ``k`` best passages, the best first; fewer if fewer match."""
         self.prepare([query], k)
         return self._cache[query, k]
 

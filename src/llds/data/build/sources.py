@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Material:
-    """All passages, each once and in a fixed order, all facts, and the names of each country by the one in use."""
+    """All passages, each once, in a fixed order; the facts; and every country's names, keyed by the one in use."""
 
     passages: list[Passage]
     facts: list[Fact]
@@ -39,7 +39,7 @@ class Material:
 
 
 def gather(folder: Path) -> Material:
-    """Read the four packages in ``folder``; raises :class:`llds.errors.LLDSError` if one is missing or bad."""
+    """Read the four packages in ``folder``; raises :class:`llds.errors.LLDSError` if one is missing or damaged."""
     files = {source: _find(folder, pattern) for source, pattern in PACKAGES.items()}
     countries = _read(factbook.read_countries, files["factbook"])
     nouns = _read(wordnet.read_nouns, files["wordnet"])

@@ -27,7 +27,7 @@ def split_notes(text: str) -> tuple[str, list[str]]:
 
 
 def pack(pieces: Iterable[str], limit: int = PASSAGE_WORDS) -> list[str]:
-    """Join ``pieces`` into texts of at most ``limit`` words, breaking a longer piece at its punctuation."""
+    """Join ``pieces`` in order into texts of at most ``limit`` words, breaking a longer piece at its punctuation."""
     texts: list[str] = []
     words: list[str] = []
     for piece in (part for whole in pieces for part in _fit(_ended(whole).split(), limit)):

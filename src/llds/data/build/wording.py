@@ -10,8 +10,8 @@ from dataclasses import dataclass
 class Wording:
     """Templates of one relation.
 
-    ``ask``: questions for the value; ``{x}`` is the subject. ``follow``: descriptions of the value, to stand for
-    the ``{x}`` of another question. ``invert``: descriptions of the subject by its value ``{v}``.
+    ``ask``: questions for the value; ``{x}`` is the subject. ``follow``: descriptions of the value, to be put in
+    place of ``{x}`` of another question. ``invert``: descriptions of the subject by its value ``{v}``.
     """
 
     ask: tuple[str, ...]

@@ -18,7 +18,7 @@ _NOUNS = "package/dict/data.noun"
 
 @dataclass(frozen=True)
 class Synset:
-    """A set of synonyms. ``links``: (pointer symbol, key of the noun pointed to) in the order of the file."""
+    """A set of synonyms. ``links``: (pointer symbol, key of the noun it points to) in the order of the file."""
 
     key: str
     words: tuple[str, ...]
@@ -34,7 +34,7 @@ Nouns = Mapping[str, Synset]
 
 
 def read_nouns(archive: Path) -> dict[str, Synset]:
-    """Return the noun synsets of the tarball by key; raises ``OSError``, ``KeyError`` or ``TarError``."""
+    """Return the noun synsets of the package's tarball by key; raises ``OSError`` or ``KeyError`` if unreadable."""
     with tarfile.open(archive) as tar:
         file = tar.extractfile(_NOUNS)
         if file is None:

@@ -21,7 +21,7 @@ from llds.files import atomic_write_bytes, atomic_write_text
 def write_assets(
     folder: Path, passages: Sequence[Passage], splits: Mapping[str, Sequence[Question]]
 ) -> dict[str, Any]:
-    """Write ``corpus.jsonl.gz``, ``questions_<split>.jsonl.gz``, ``manifest.json``; return the manifest."""
+    """Write ``corpus.jsonl.gz``, ``questions_<split>.jsonl.gz`` and ``manifest.json``; return the manifest."""
     contents = (join_contents(passage.title, passage.text) for passage in passages)
     corpus = [{"id": str(place), "contents": text} for place, text in enumerate(contents)]
     files = {"corpus.jsonl.gz": corpus}
