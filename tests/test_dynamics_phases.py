@@ -138,6 +138,18 @@ def test_log_keys_mean_the_same_as_names():
     assert watch(keyed) == watch(rows)
 
 
+def test_an_offset_of_the_old_log_probs_is_no_displacement():
+    def shifted(row):
+        lost = row["displacement_correct"]
+        return {**row, "displacement_correct": None if lost is None else lost + 0.01}
+
+    for run in (synthetic.spiral(3), synthetic.reexploration(2)):
+        plain, moved = (alarms(watch(rows)) for rows in (run.rows, map(shifted, run.rows)))
+        assert [(event.step, event.onset) for event in plain] == [
+            (event.step, event.onset) for event in moved
+        ]
+
+
 def test_displacement_alone_is_no_alarm():
     only = [
         {name: row[name] for name in ("displacement_correct", "updates_since_rollout")}

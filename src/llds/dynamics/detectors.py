@@ -87,7 +87,6 @@ class Drift:
     The level is the median of the last ``short`` values, the best level the best median of ``long`` values so
     far: so it follows improvement and never forgets it. ``bad``: +1 where rising is bad, −1 where falling is.
     ``least``: a smaller move is none, however small the noise. ``warmup``: values before it speaks.
-    ``since``: the last step at which the level was less than one unit from the best.
     """
 
     bad: int
@@ -128,8 +127,7 @@ class Drift:
 
 @dataclass
 class Persistence:
-    """Whether a series stays above a bound: a one-sided cumulative sum, capped so that it can come down
-    again.
+    """Whether a series stays above a bound: a one-sided cumulative sum, capped so that it can fall again.
 
     Each value counts by its distance from ``above`` in units of the series' noise, at most ±3, less
     ``slack``.

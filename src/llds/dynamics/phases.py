@@ -6,8 +6,9 @@ After Def. 4.1 and A.3 of arXiv 2512.04220. The rules, in full:
   with hysteresis. They belong to four families: likelihood (displacement, level), entropy and gradient,
   reward, behaviour (searches, length); see :data:`SIGNALS`.
 - *Displacement* looks at what one update takes from correct responses: ``displacement_correct`` divided by
-  ``updates_since_rollout``. It is on when this stays above ε (condition 1 of A.3). A step right after a
-  rollout says nothing, for there it is 0 by construction.
+  ``updates_since_rollout``. It is on when this stays above ε (condition 1 of A.3). In a step right after a
+  rollout it is 0 by construction; if not, as with log-probs of an inference engine, the median of what it
+  was there is taken off.
 - *Alarm*: displacement is on, and so is a signal of a second family. Entropy alone is what exploration looks
   like; displacement alone may be made good by the next rollout. Critical with a third family, or in phase
   III.
@@ -154,6 +155,7 @@ class _State:
     alarm: str = ""
     statistics: dict[str, float] = field(default_factory=dict)
     wrong: list[float] = field(default_factory=list)
+    fresh: list[float] = field(default_factory=list)
     similarity: float | None = None
 
 
@@ -226,7 +228,7 @@ class PhaseMonitor:
         state.similarity = _first(series, ("hidden_similarity",), state.similarity)
         wrong = _per_update(series.get("displacement_wrong"), updates)
         state.wrong = state.wrong if wrong is None else [*state.wrong[-31:], wrong]
-        lost = _per_update(series.get("displacement_correct"), updates)
+        lost = _per_update(self._without_offset(series.get("displacement_correct"), updates), updates)
         statistics = {"displacement": state.displacement.update(step, lost)}
         for name, signal in SIGNALS.items():
             value = _first(series, signal.series)
@@ -241,6 +243,15 @@ class PhaseMonitor:
             state.latches[name].update(statistic)
             if statistic is not None:
                 state.statistics[name] = round(statistic, 3)
+
+    def _without_offset(self, displacement: float | None, updates: float | None) -> float | None:
+        """Take off what displacement shows right after a rollout, before any update could do anything."""
+        fresh = self._state.fresh
+        if displacement is None:
+            return None
+        if updates == 0:
+            self._state.fresh = [*fresh[-14:], displacement]
+        return displacement - median(fresh) if fresh else displacement
 
     def _judge(self, step: int) -> list[Event]:
         """Draw the conclusions from the switches, and tell what changed."""

@@ -193,14 +193,12 @@ def _restored(value: Any, copy: Any) -> Any:
 
 @contextmanager
 def _kept_random() -> Iterator[None]:
-    """Leave Python's, NumPy's and torch's generators as they were, on every device in use."""
+    """Leave Python's, NumPy's and torch's generators as they were, on the CPU and all CUDA devices."""
     python = random.getstate()
     numpy: Any = sys.modules.get("numpy")
     numpy_state = None if numpy is None else numpy.random.get_state()
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    kind = "cuda" if device is None else device.type
     try:
-        with torch.random.fork_rng(device_type=kind):
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
             yield
     finally:
         random.setstate(python)
