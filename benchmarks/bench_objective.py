@@ -5,8 +5,6 @@ forward and backward pass; the ratios, all from this one run, are what to compar
 loss beside a small transformer on as many tokens: its share of a training step, smaller with a real model.
 """
 
-# ruff: noqa: T201
-
 import statistics
 import time
 from collections.abc import Callable

@@ -1,6 +1,7 @@
 """The LLDS term in TRL: value and gradient against a second forward pass, and what must not change them."""
 
 import inspect
+import itertools
 import logging
 import re
 
@@ -210,42 +211,64 @@ def test_gradient_accumulation_does_not_change_the_weights(tmp_path, normalizer)
         assert split.llds.last_step.metrics[name] == pytest.approx(value, abs=1e-5), name
 
 
-def test_slices_of_a_rollout_have_their_own_normaliser(tmp_path):
-    """Optimizer steps on the two halves of a rollout, in two micro-batches each: N is that of the half."""
-    schedule = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 4}
-    trainer = llds_trainer(tmp_path, max_steps=4, learning_rate=0.1, num_iterations=1, **schedule)
-    seen = []
-    trainer.llds.step_hooks.append(seen.append)
-    counts = []
+@pytest.mark.parametrize(
+    ("accumulation", "per_generation", "micro_batches"),
+    [
+        (2, 4, [2, 2, 2, 2]),
+        # Two rollouts of three micro-batches in an epoch: its last optimizer step is a short one.
+        (4, 3, [4, 2, 4, 2]),
+    ],
+)
+def test_each_optimizer_step_has_its_own_normaliser(tmp_path, accumulation, per_generation, micro_batches):
+    """Slices of one rollout differ in length, and so do optimizer steps."""
+    trainer = llds_trainer(
+        tmp_path,
+        max_steps=4,
+        learning_rate=0.2,
+        num_iterations=1,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=accumulation,
+        steps_per_generation=per_generation,
+    )
+    records, counts = [], []
+    trainer.llds.step_hooks.append(records.append)
     trainer.llds.observers.append(lambda *arrays: counts.append(int(arrays[3].sum())))
     trainer.train()
-    assert [record.sums["tokens"] for record in seen] == [sum(counts[i : i + 2]) for i in range(0, 8, 2)]
-    live = [record for record in seen if record.verdict == "active"]
-    assert live
-    for record in live:
+    assert [record.sums["batches"] for record in records] == micro_batches
+    bounds = [sum(micro_batches[:i]) for i in range(5)]
+    tokens = [sum(counts[a:b]) for a, b in itertools.pairwise(bounds)]
+    assert [record.sums["tokens"] for record in records] == tokens
+    assert len(set(tokens)) > 1
+    assert trainer.llds.verdicts["active"] >= 1
+    for record in records:
         expected = 0.2 * record.sums["penalty_sum"] / record.sums["tokens"]
         assert record.metrics["llds/loss"] == pytest.approx(expected, rel=1e-5)
-    assert len({record.sums["tokens"] for record in seen}) > 1
 
 
 def test_optimizer_batch_over_two_rollouts_is_normalised_rollout_by_rollout(tmp_path):
     """The second rollout's tokens are not known while the first one's gradient is taken."""
     schedule = {"gradient_accumulation_steps": 4, "steps_per_generation": 2, "num_iterations": 1}
     trainer = llds_trainer(
-        tmp_path, max_steps=3, learning_rate=0.1, llds_baseline="anchor", llds_anchor_every=1, **schedule
+        tmp_path, max_steps=6, learning_rate=0.3, llds_baseline="anchor", llds_anchor_every=3, **schedule
     )
     parts = []
     trainer.llds.observers.append(lambda *arrays: parts.append((int(arrays[3].sum()), *arrays[:4])))
     seen = []
     trainer.llds.step_hooks.append(seen.append)
     trainer.train()
-    last, record = parts[-4:], seen[-1]
-    assert record.verdict == "active"
-    expected = 0.0
-    for half in (last[:2], last[2:]):
-        tokens = sum(part[0] for part in half)
-        expected += sum(float(llds_loss(*part[1:], token_count=2 * tokens).loss) for part in half)
-    assert record.metrics["llds/loss"] == pytest.approx(expected, rel=1e-5)
+    both_act = []
+    for step, record in enumerate(seen):
+        window = parts[4 * step : 4 * step + 4]
+        halves = window[:2], window[2:]
+        tokens = [sum(part[0] for part in half) for half in halves]
+        assert tokens[0] != tokens[1]
+        terms = [
+            sum(float(llds_loss(*part[1:], token_count=2 * count).loss) for part in half)
+            for half, count in zip(halves, tokens, strict=True)
+        ]
+        both_act.append(min(terms) > 1e-4)
+        assert record.metrics["llds/loss"] == pytest.approx(sum(terms), rel=1e-5)
+    assert any(both_act)
 
 
 def test_peft_trains_the_adapter_with_the_term(tmp_path):

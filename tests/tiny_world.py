@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
+import shutil
+import tempfile
 from pathlib import Path
 
 import torch
@@ -120,3 +124,16 @@ def _tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     core.train_from_iterator(texts, trainer)
     core.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
     return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<|pad|>", eos_token="<|end|>")
+
+
+@functools.cache
+def built_world() -> Path:
+    """Return a folder with the questions, the corpus and the folder ``model``; built once per test run."""
+    folder = Path(tempfile.mkdtemp(prefix="llds-world-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    write_world(folder)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    write_model(folder / "model", folder)
+    torch.set_num_threads(threads)
+    return folder

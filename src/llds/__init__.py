@@ -4,4 +4,3 @@ from llds._version import __version__
 from llds.objective import LLDSOutput, llds_loss
 
 __all__ = ["LLDSOutput", "__version__", "llds_loss"]
-

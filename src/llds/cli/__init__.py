@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 
 from llds.errors import LLDSError
 
-# Modules that extras bring, by the name they are imported under.
-_EXTRAS = {
-    **dict.fromkeys(("transformers", "trl", "accelerate", "datasets", "safetensors", "tokenizers"), "train"),
-    **dict.fromkeys(("typer", "rich", "yaml", "gguf"), "train"),
-    **dict.fromkeys(("bm25s", "Stemmer", "requests", "numpy"), "train"),
-    "peft": "all",
-}
+# What the extra "train" brings, by the names that are imported.
+_NEEDED = (
+    *("typer", "rich", "yaml", "numpy", "requests", "bm25s", "Stemmer"),
+    *("transformers", "tokenizers", "safetensors", "accelerate", "datasets", "trl", "gguf"),
+)
 
 
 def main() -> None:
     """Run the command line. A user's mistake is one sentence on stderr and exit code 2, never a traceback."""
     try:
+        check_installed()
         from llds.cli.app import app
 
         app(prog_name="llds")
     except LLDSError as error:
-        _fail(str(error))
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in _EXTRAS:
-            raise
-        extra = _EXTRAS[missing]
-        _fail(f"This command needs {missing}, which is not installed; run: pip install 'llds[{extra}]'")
+        sys.stderr.write(f"llds: {error}\n")
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
 
 
-def _fail(sentence: str) -> None:
-    sys.stderr.write(f"llds: {sentence}\n")
-    sys.exit(2)
+def check_installed() -> None:
+    """Raise :class:`LLDSError` when a package of the extra that the command line needs is missing."""
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise LLDSError(f"{missing[0]} is not installed; run: pip install 'llds[train]'")

@@ -76,12 +76,13 @@ def train(
     from llds.training.environment import prepare_environment
 
     prepare_environment()
-    from llds.training.progress import make_display
+    from llds.training.progress import is_first_process, make_display
     from llds.training.run import format_result
     from llds.training.run import train as train_recipe
 
     result = train_recipe(recipe, make_display(sys.stderr))
-    typer.echo(_dumps(result.to_json()) if as_json else format_result(result))
+    if is_first_process():
+        typer.echo(_dumps(result.to_json()) if as_json else format_result(result))
     raise typer.Exit(result.exit_code)
 
 

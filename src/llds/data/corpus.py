@@ -1,4 +1,4 @@
-"""Reader of corpora in the shape of wiki-18: JSON lines with ``id`` and ``contents``, the title quoted on line one."""
+"""Reader of corpora in the shape of wiki-18: JSON lines of ``id`` and ``contents``, title first, in quotes."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ Document = dict[str, str]
 def iter_corpus(path: str | os.PathLike[str]) -> Iterator[Document]:
     """Yield the documents of ``path`` (plain or gzipped JSON lines), one at a time.
 
-    Raises :class:`llds.errors.LLDSError` naming file and line when a row lacks ``id`` or ``contents``, or when
-    ``contents`` isn't a title line followed by text.
+    Raises :class:`llds.errors.LLDSError` naming file and line when a row lacks ``id`` or ``contents``, or
+    when ``contents`` isn't a title line followed by text.
     """
     for where, row in read_rows(path):
         document = {key: text_field(row, key, where) for key in ("id", "contents")}
         title, text = split_contents(document["contents"])
         if not title or not text:
             raise LLDSError(
-                f'{where}: "contents" must be the title in quotes, a newline, then the text: bring it into this shape.'
+                f'{where}: "contents" must be a title in quotes, a newline and a text: bring it into this shape.'
             )
         yield document
 
 
 def read_corpus(path: str | os.PathLike[str]) -> list[Document]:
-    """Return the documents of ``path`` as a list; raises as :func:`iter_corpus`, and when an id occurs twice."""
+    """Return the documents of ``path``; raises as :func:`iter_corpus`, and when an id occurs twice."""
     documents = list(iter_corpus(path))
     seen: set[str] = set()
     for document in documents:
         if document["id"] in seen:
-            raise LLDSError(f'{path}: the id "{document["id"]}" occurs twice: give each document an id of its own.')
+            raise LLDSError(
+                f'{path}: the id "{document["id"]}" occurs twice: give each document an id of its own.'
+            )
         seen.add(document["id"])
     return documents
 

@@ -15,12 +15,12 @@ SPLITS = ("train", "validation", "test")
 
 
 def load_corpus() -> list[Document]:
-    """Return the shipped passages, about 30 thousand, as ``{"id", "contents"}`` rows."""
+    """Return the shipped passages, about 46 thousand, as ``{"id", "contents"}`` rows."""
     return read_corpus(corpus_path())
 
 
 def load_questions(split: str) -> list[Question]:
-    """Return the shipped questions of ``split``; raises :class:`llds.errors.LLDSError` for an unknown split."""
+    """Return the shipped questions of ``split``; raises :class:`llds.errors.LLDSError` if there is none."""
     return read_questions(questions_path(split))
 
 

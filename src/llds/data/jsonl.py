@@ -18,7 +18,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 def read_rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Row]]:
-    """Yield ``(where, row)`` for each line that isn't blank; ``where`` is ``file:line``, lines counted from 1.
+    """Yield ``(where, row)`` for each line that isn't blank; ``where`` is ``file:line``, counted from 1.
 
     Gzip is recognised by its first bytes, not by the name. The file is streamed: a corpus of many gigabytes
     is read in constant memory. Raises :class:`llds.errors.LLDSError` when the file is missing, holds no rows,
@@ -36,7 +36,7 @@ def read_rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Row]]:
 
 
 def text_field(row: Row, key: str, where: str) -> str:
-    """Return ``row[key]``, which must be a string with something in it; whole numbers are taken as text for ids."""
+    """Return ``row[key]``, a string with something in it; as ``id`` a whole number will do."""
     if key not in row:
         raise LLDSError(f'{where}: the row has no "{key}" (it has {_names(row)}): add it to the row.')
     value = row[key]
@@ -46,7 +46,7 @@ def text_field(row: Row, key: str, where: str) -> str:
 
 
 def checked_text(value: object, name: str, where: str) -> str:
-    """Return ``value`` if it is a string with something in it that UTF-8 can hold; ``name`` is for the message."""
+    """Return ``value`` if it is a string that isn't blank and fits UTF-8; ``name`` is for the message."""
     if not isinstance(value, str):
         raise LLDSError(f"{where}: {name} must be a string, not {_kind(value)}: put it in quotes.")
     if not value.strip():
@@ -54,7 +54,9 @@ def checked_text(value: object, name: str, where: str) -> str:
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
-        raise LLDSError(f"{where}: {name} holds half of a surrogate pair: write the character whole.") from None
+        raise LLDSError(
+            f"{where}: {name} holds half of a surrogate pair: write the character whole."
+        ) from None
     return value
 
 
@@ -90,7 +92,9 @@ def _parse(line: str, where: str) -> Row:
             "write one JSON object on each line."
         ) from None
     except (RecursionError, ValueError):
-        raise LLDSError(f"{where}: the line is nested too deeply or holds a number too long: simplify it.") from None
+        raise LLDSError(
+            f"{where}: the line is nested too deeply or holds a number too long: simplify it."
+        ) from None
     if not isinstance(row, dict):
         raise LLDSError(f"{where}: the line is {_kind(row)}, not a JSON object: write it as {{...}}.")
     return row
@@ -99,7 +103,14 @@ def _parse(line: str, where: str) -> Row:
 def _kind(value: object) -> str:
     if value is None:
         return "null"
-    names = {bool: "a truth value", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}
+    names = {
+        bool: "a truth value",
+        int: "a number",
+        float: "a number",
+        str: "a string",
+        list: "a list",
+        dict: "an object",
+    }
     return names.get(type(value), type(value).__name__)
 
 

@@ -1,4 +1,4 @@
-"""Questions with their gold answers, in FlashRAG's JSON-lines shape, and the searches that would answer them."""
+"""Questions with their gold answers, in FlashRAG's JSON-lines shape, and the searches that answer them."""
 
 from __future__ import annotations
 
@@ -27,16 +27,19 @@ class Question:
 
 
 def read_questions(path: str | os.PathLike[str]) -> list[Question]:
-    """Return the questions of ``path``: JSON lines, plain or gzipped, with ``id``, ``question``, ``golden_answers``.
+    """Return the questions of ``path``, JSON lines, plain or gzipped.
 
-    ``metadata`` may be left out. Raises :class:`llds.errors.LLDSError` naming file and line for a row that
-    lacks a key, holds the wrong type, has no answers, or repeats an id.
+    A row has ``id``, ``question``, ``golden_answers`` and may have ``metadata``. Raises
+    :class:`llds.errors.LLDSError` naming file and line for a row that lacks a key, holds the wrong type, has
+    no answers, or repeats an id.
     """
     questions: dict[str, Question] = {}
     for where, row in read_rows(path):
         question = _question(row, where)
         if question.id in questions:
-            raise LLDSError(f'{where}: the id "{question.id}" occurs twice: give each question an id of its own.')
+            raise LLDSError(
+                f'{where}: the id "{question.id}" occurs twice: give each question an id of its own.'
+            )
         questions[question.id] = question
     return list(questions.values())
 
@@ -47,8 +50,12 @@ def gold_queries(question: Question) -> list[str]:
     Raises :class:`llds.errors.LLDSError` for a question without a chain.
     """
     if not question.metadata.get("chain"):
-        raise LLDSError(f'question "{question.id}" has no "chain" in its metadata: use a set that records its hops.')
-    return [f"{subject} {relation.removesuffix(' of')}" for subject, relation, _ in question.metadata["chain"]]
+        raise LLDSError(
+            f'question "{question.id}" has no "chain" in its metadata: use a set that records its hops.'
+        )
+    return [
+        f"{subject} {relation.removesuffix(' of')}" for subject, relation, _ in question.metadata["chain"]
+    ]
 
 
 def question_row(question: Question) -> Row:
@@ -79,14 +86,20 @@ def _answers(row: Row, where: str) -> tuple[str, ...]:
         raise LLDSError(f'{where}: the row has no "golden_answers": add a list of accepted answers.')
     answers = row["golden_answers"]
     if not isinstance(answers, list) or not answers:
-        raise LLDSError(f'{where}: "golden_answers" must be a list with at least one string: write it as ["..."].')
+        raise LLDSError(
+            f'{where}: "golden_answers" must be a list with at least one string: write it as ["..."].'
+        )
     return tuple(checked_text(answer, 'each of "golden_answers"', where) for answer in answers)
 
 
 def _check_chain(chain: object, where: str) -> None:
     fits = isinstance(chain, list) and all(
-        isinstance(hop, list) and len(hop) == 3 and all(isinstance(part, str) and part.strip() for part in hop)
+        isinstance(hop, list)
+        and len(hop) == 3
+        and all(isinstance(part, str) and part.strip() for part in hop)
         for hop in chain
     )
     if not fits:
-        raise LLDSError(f'{where}: "chain" must be a list of [subject, relation, object]: mend it or leave it out.')
+        raise LLDSError(
+            f'{where}: "chain" must be a list of [subject, relation, object]: mend it or leave it out.'
+        )

@@ -1,7 +1,7 @@
 """BM25 in this process: built by bm25s, searched through its sparse arrays, saved to a folder.
 
-Scores are those of bm25s (Lucene's variant). The search itself touches only the passages that hold a word of the
-query, and breaks ties by the passages' order, so results are the same on every machine.
+Scores are those of bm25s (Lucene's variant). The search itself touches only the passages that hold a word
+of the query, and breaks ties by the passages' order, so results are the same on every machine.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,6 +23,8 @@ _ABOUT = "llds-index.json"
 _PASSAGES = "passages.jsonl"
 _OFFSETS = "offsets.npy"
 _FORMAT = 1
+_TRIES = 5
+_RARE = 16
 
 _Row: TypeAlias = "Passage | Mapping[str, Any]"
 
@@ -48,9 +51,10 @@ class BM25Retriever:
         return len(self._passages)
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
-        """Return at most ``topk`` passages per query that share a word with it, best first, ties by corpus order.
+        """Return up to ``topk`` passages per query, best first, ties by corpus order.
 
-        An empty query, or one without a known word, finds nothing.
+        Only passages that share a word with the query are found. An empty query, or one without a known
+        word, finds nothing.
         """
         return [self._search_one(words, topk) for words in _words(queries)]
 
@@ -64,8 +68,7 @@ class BM25Retriever:
             return []
         postings = np.concatenate([scores["indices"][span] for span in spans])
         weights = np.concatenate([scores["data"][span] for span in spans])
-        documents, places = np.unique(postings, return_inverse=True)
-        totals = np.bincount(places, weights=weights, minlength=len(documents))
+        documents, totals = _sum_by_document(postings, weights, len(self))
         if len(totals) > topk:
             kept = totals >= np.partition(totals, -topk)[-topk]
             documents, totals = documents[kept], totals[kept]
@@ -104,9 +107,10 @@ class BM25Retriever:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], *, mmap: bool = True) -> BM25Retriever:
-        """Read an index written by :meth:`save`. ``mmap``: leave the arrays on disk and page them in when asked.
+        """Read an index written by :meth:`save`.
 
-        Raises :class:`LLDSError` when ``folder`` holds no index, one of another format, or a damaged one.
+        ``mmap``: leave the arrays on disk and page them in when asked. Raises :class:`LLDSError` when
+        ``folder`` holds no index, one of another format, or a damaged one.
         """
         target = Path(folder)
         about = _read_about(target)
@@ -128,23 +132,17 @@ class _PassageFile(Sequence[Passage]):
         import numpy as np
 
         self._offsets = np.load(folder / _OFFSETS, mmap_mode="r")
-        self._path = folder / _PASSAGES
-        if len(self._offsets) != count + 1 or self._path.stat().st_size != self._offsets[-1]:
+        self._lines = np.memmap(folder / _PASSAGES, dtype=np.uint8, mode="r")
+        if len(self._offsets) != count + 1 or len(self._lines) != self._offsets[-1]:
             raise ValueError(f"{_PASSAGES} and {_OFFSETS} don't belong together")
-        self._file = self._path.open("rb")
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
     def __getitem__(self, index: Any) -> Any:
         start, end = int(self._offsets[index]), int(self._offsets[index + 1])
-        # pread has no shared file position, so threads may search at the same time.
-        row = json.loads(os.pread(self._file.fileno(), end - start, start))
+        row = json.loads(self._lines[start:end].tobytes())
         return Passage.from_contents(row["id"], row["contents"])
-
-    def __del__(self) -> None:
-        if hasattr(self, "_file"):
-            self._file.close()
 
 
 def _bm25s() -> Any:
@@ -179,6 +177,18 @@ def _words(texts: Sequence[str]) -> list[list[str]]:
     return tokens
 
 
+def _sum_by_document(postings: Any, weights: Any, count: int) -> tuple[Any, Any]:
+    """Return the different numbers in ``postings``, rising, and the sum of the ``weights`` of each."""
+    import numpy as np
+
+    if len(postings) * _RARE < count:  # sorting a few is cheaper than an array of the whole corpus
+        documents, places = np.unique(postings, return_inverse=True)
+        return documents, np.bincount(places, weights=weights)
+    sums = np.bincount(postings, weights=weights)
+    documents = np.flatnonzero(sums)
+    return documents, sums[documents]
+
+
 def _as_passage(row: _Row, number: int) -> Passage:
     if isinstance(row, Passage):
         return row
@@ -205,7 +215,14 @@ def _read_about(folder: Path) -> dict[str, Any]:
 def _replace_folder(draft: Path, target: Path) -> None:
     """Put ``draft`` at ``target``; an older index there steps aside first and is then removed."""
     aside = draft.with_name(draft.name + ".old")
-    if target.exists():
-        os.replace(target, aside)
-    os.replace(draft, target)
-    shutil.rmtree(aside, ignore_errors=True)
+    for _ in range(_TRIES):
+        with suppress(FileNotFoundError):
+            os.replace(target, aside)
+        shutil.rmtree(aside, ignore_errors=True)
+        # Fails when another process has just put its own index there: then that one steps aside.
+        with suppress(OSError):
+            os.replace(draft, target)
+            return
+    raise LLDSError(
+        f"{target} can't be written: another process keeps writing there, or the folder is in use."
+    )

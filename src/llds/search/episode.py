@@ -1,47 +1,129 @@
 """The tool-use episode: the policy acts, the tool answers, until there is a final answer.
 
-All rows of a batch take their turns together: every row writes until its action ends, one call retrieves for all
-that searched, the observations are read into the same key-value cache, and the next turn begins. Tokens that the
-policy wrote are never tokenised again. An action ends with the token that completes ``</search>`` or
-``</answer>``; that token stays whole, so it may bring characters behind the tag (such as ``>\\n``), which the
-policy did write. Otherwise it ends with an end-of-sequence token, which stays in the response too, or at a limit.
+All rows of a batch take their turns together: every row writes until its action ends, one call retrieves
+for all that searched, the observations are read into the same key-value cache, and the next turn begins.
+Tokens that the policy wrote are never tokenised again. An action ends with the token that completes
+``</search>`` or ``</answer>``; that token stays whole, so it may bring characters behind the tag (such as
+``>\\n``), which the policy did write. Otherwise it ends with an end-of-sequence token, which stays in the
+response too, or at a limit.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from llds.errors import LLDSError
 from llds.search.decoding import Decoder
-from llds.search.passages import Passage
 from llds.search.protocol import (
     CORRECTION,
     OBSERVATION_CLOSE,
-    STOP_STRINGS,
     Answer,
     Malformed,
     Protocol,
     Search,
-    answer_characters,
     parse_action,
 )
-from llds.search.retrieval import Retriever, RetrieverUnavailable, search_checked
+from llds.search.retrieval import Passage, Retriever, RetrieverUnavailable, search_checked
 from llds.search.sampling import Sampling, draw_uniform, sample
+from llds.search.tokens import TokenText, eos_ids, pad_id
 from llds.search.trajectory import Episode, Event, Limits, Stop, Turn
 
 __all__ = ["Episode", "EpisodeRunner", "Event", "Limits", "Stop", "Turn"]
 
+Watch: TypeAlias = Callable[[Event], None]
+
+_WORTH_NARROWING = 0.75  # with a smaller share of rows still writing, the others are taken out of the batch
+
+
+class EpisodeRunner:
+    """Runs episodes of a causal language model of transformers against a retriever.
+
+    ``protocol``, ``limits``, ``sampling``: their defaults are Search-R1's. Raises :class:`LLDSError` when the
+    limits leave no room for an observation.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        retriever: Retriever,
+        protocol: Protocol | None = None,
+        limits: Limits | None = None,
+        sampling: Sampling | None = None,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.retriever = retriever
+        self.protocol = protocol or Protocol()
+        self.limits = limits or Limits()
+        self.sampling = sampling or Sampling()
+        self.text = TokenText(tokenizer)
+        closing = len(self.text.encode(OBSERVATION_CLOSE))
+        if self.limits.max_observation_tokens <= closing:
+            raise LLDSError(
+                f"max_observation_tokens is {self.limits.max_observation_tokens}, but the closing tag alone "
+                f"has {closing} tokens: raise the limit."
+            )
+
+    def for_model(self, model: Any) -> EpisodeRunner:
+        """Return this runner with another model of the same tokenizer."""
+        other = copy.copy(self)
+        other.model = model
+        return other
+
+    def run(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        *,
+        generator: torch.Generator | None = None,
+        on_event: Watch | None = None,
+        batch_size: int | None = None,
+    ) -> list[Episode]:
+        """Run one episode per prompt and return them in order.
+
+        ``prompts``: questions, which get the protocol's prompt, or token ids of whole prompts.
+        ``generator``: the only source of randomness (torch's default one without it): the same state,
+        prompts and batches give the same episodes. ``batch_size``: at most this many side by side. The
+        model runs in evaluation mode and is put back afterwards. Raises :class:`LLDSError` for a prompt
+        that is empty or too long.
+        """
+        rows = [self._row(number, prompt) for number, prompt in enumerate(prompts)]
+        size = batch_size or max(1, len(rows))
+        with _evaluating(self.model):
+            for first in range(0, len(rows), size):
+                _Batch(self, rows[first : first + size], generator, on_event).run()
+        return [row.episode() for row in rows]
+
+    def _row(self, number: int, prompt: str | Sequence[int]) -> _Row:
+        question = prompt if isinstance(prompt, str) else None
+        ids = self.protocol.prompt_ids(self.tokenizer, prompt) if isinstance(prompt, str) else list(prompt)
+        longest, response = self.limits.max_prompt_tokens, self.limits.max_response_tokens
+        room = getattr(self.model.config, "max_position_embeddings", None)
+        if not ids:
+            raise LLDSError(f"Prompt {number} has no tokens: give it some text.")
+        if len(ids) > longest:
+            raise LLDSError(
+                f"Prompt {number} has {len(ids)} tokens, more than max_prompt_tokens={longest}: raise the "
+                "limit or shorten the question."
+            )
+        if room is not None and len(ids) + response > room:
+            raise LLDSError(
+                f"Prompt {number} ({len(ids)} tokens) and a response of up to {response} tokens exceed the "
+                f"model's {room} positions: lower max_response_tokens."
+            )
+        return _Row(number, ids, question)
+
 
 @dataclass
 class _Row:
-    """An episode under way. ``begin``, ``limit``: where the action began and how long the response may get in it."""
+    """An episode under way. Its present action begins at ``begin`` and may reach to ``limit``."""
 
     number: int
     prompt_ids: list[int]
@@ -61,304 +143,177 @@ class _Row:
     def action_ids(self) -> list[int]:
         return self.response_ids[self.begin :]
 
-    def write(self, token: int, logprob: float) -> None:
-        self.response_ids.append(token)
-        self.logprobs.append(logprob)
-
-    def feed(self, ids: list[int]) -> None:
+    def append(self, ids: Sequence[int], logprobs: Sequence[float], by_policy: bool) -> None:
         self.response_ids += ids
-        self.response_mask += [0] * len(ids)
-        self.logprobs += [0.0] * len(ids)
+        self.logprobs += logprobs
+        self.response_mask += [int(by_policy)] * len(ids)
 
     def episode(self) -> Episode:
         assert self.stop is not None
         return Episode(
-            self.prompt_ids,
-            self.response_ids,
-            self.response_mask,
-            self.logprobs,
-            self.turns,
-            self.answer,
-            self.answer_span,
-            self.stop,
-            self.question,
+            prompt_ids=self.prompt_ids,
+            response_ids=self.response_ids,
+            response_mask=self.response_mask,
+            logprobs=self.logprobs,
+            turns=self.turns,
+            answer=self.answer,
+            answer_span=self.answer_span,
+            stop=self.stop,
+            question=self.question,
         )
 
 
-class EpisodeRunner:
-    """Runs episodes of a causal language model of transformers against a retriever.
-
-    Raises :class:`LLDSError` when the limits leave no room for an observation.
-    """
+class _Batch:
+    """Rows that take their turns together. ``rows`` are those still in the decoder, in its order."""
 
     def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        retriever: Retriever,
-        protocol: Protocol | None = None,
-        limits: Limits | None = None,
-        sampling: Sampling | None = None,
+        self, runner: EpisodeRunner, rows: list[_Row], generator: torch.Generator | None, watch: Watch | None
     ) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-        self.retriever = retriever
-        self.protocol = protocol or Protocol()
-        self.limits = limits or Limits()
-        self.sampling = sampling or Sampling()
-        self._closing_ids = self._encode(OBSERVATION_CLOSE)
-        self._may_close = _MayClose(tokenizer)
-        if self.limits.max_observation_tokens <= len(self._closing_ids):
-            raise LLDSError(
-                f"max_observation_tokens is {self.limits.max_observation_tokens}, but the closing tag alone has "
-                f"{len(self._closing_ids)} tokens: raise the limit."
-            )
+        self.protocol, self.limits, self.sampling = runner.protocol, runner.limits, runner.sampling
+        self.retriever, self.text = runner.retriever, runner.text
+        self.rows = rows
+        self._waiting: list[_Row] = []
+        self.watch = watch
+        self.eos = eos_ids(runner.model, runner.tokenizer)
+        self._decoder = Decoder(runner.model, pad_id(runner.tokenizer))
+        self._generator = generator
+        self._first = rows[0].number
+        self._size = len(rows)
 
-    def for_model(self, model: Any) -> EpisodeRunner:
-        """Return this runner with another model of the same tokenizer."""
-        other = copy.copy(self)
-        other.model = model
-        return other
+    def run(self) -> None:
+        logits = self._decoder.start([row.prompt_ids for row in self.rows])
+        while True:
+            self._act(logits)
+            self._respond()
+            keep = [place for place, row in enumerate(self.rows) if row.stop is None]
+            if not keep:
+                return
+            self.rows = [self.rows[place] for place in keep]
+            logits = self._decoder.extend(keep, [row.prompt_ids + row.response_ids for row in self.rows])
 
-    def run(
-        self,
-        prompts: Sequence[str | Sequence[int]],
-        *,
-        generator: torch.Generator | None = None,
-        on_event: Callable[[Event], None] | None = None,
-        batch_size: int | None = None,
-    ) -> list[Episode]:
-        """Run one episode per prompt and return them in order.
-
-        ``prompts``: questions, which get the protocol's prompt, or token ids of whole prompts. ``generator``: the
-        only source of randomness (torch's default one without it): the same state, prompts and batches give the
-        same episodes. ``batch_size``: at most this many side by side. The model runs in evaluation mode and is
-        put back afterwards. Raises :class:`LLDSError` for a prompt that is empty or too long.
-        """
-        rows = [self._row(number, prompt) for number, prompt in enumerate(prompts)]
-        size = batch_size or max(1, len(rows))
-        with _evaluating(self.model):
-            for first in range(0, len(rows), size):
-                self._run_batch(rows[first : first + size], generator, on_event)
-        return [row.episode() for row in rows]
-
-    def _row(self, number: int, prompt: str | Sequence[int]) -> _Row:
-        question = prompt if isinstance(prompt, str) else None
-        ids = self.protocol.prompt_ids(self.tokenizer, prompt) if isinstance(prompt, str) else list(prompt)
-        room = getattr(self.model.config, "max_position_embeddings", None)
-        if not ids:
-            raise LLDSError(f"Prompt {number} has no tokens: give it some text.")
-        if len(ids) > self.limits.max_prompt_tokens:
-            raise LLDSError(
-                f"Prompt {number} has {len(ids)} tokens, more than max_prompt_tokens={self.limits.max_prompt_tokens}: "
-                "raise the limit or shorten the question."
-            )
-        if room is not None and len(ids) + self.limits.max_response_tokens > room:
-            raise LLDSError(
-                f"Prompt {number} ({len(ids)} tokens) and a response of {self.limits.max_response_tokens} tokens "
-                f"exceed the model's {room} positions: lower max_response_tokens."
-            )
-        return _Row(number, ids, question)
-
-    def _run_batch(
-        self, rows: list[_Row], generator: torch.Generator | None, on_event: Callable[[Event], None] | None
-    ) -> None:
-        decoder = Decoder(self.model, _pad_id(self.tokenizer))
-        logits = decoder.start([row.prompt_ids for row in rows])
-        batch, draw = rows, self._drawing(rows, generator)
-        while batch:
-            batch = self._act(decoder, batch, logits, draw, on_event)
-            self._respond(batch, on_event)
-            keep = [i for i, row in enumerate(batch) if row.stop is None]
-            batch = [batch[i] for i in keep]
-            if batch:
-                logits = decoder.extend(keep, [row.prompt_ids + row.response_ids for row in batch])
-
-    def _drawing(
-        self, rows: list[_Row], generator: torch.Generator | None
-    ) -> Callable[[list[_Row]], Tensor | None]:
-        """Return the source of random numbers: as many per step as there are rows at the start.
-
-        So what a row draws doesn't depend on which of its neighbours have ended.
-        """
-        places = {row.number: place for place, row in enumerate(rows)}
-
-        def draw(batch: list[_Row]) -> Tensor | None:
-            if self.sampling.greedy:
-                return None
-            return draw_uniform(len(rows), generator)[[places[row.number] for row in batch]]
-
-        return draw
-
-    def _act(
-        self,
-        decoder: Decoder,
-        batch: list[_Row],
-        logits: Tensor,
-        draw: Callable[[list[_Row]], Tensor | None],
-        on_event: Callable[[Event], None] | None,
-    ) -> list[_Row]:
+    def _act(self, logits: Tensor) -> None:
         """Let every row write one action."""
-        eos = _eos_ids(self.model, self.tokenizer)
-        for row in batch:
+        for row in self.rows:
             row.begin = row.shown = len(row.response_ids)
             row.limit = min(row.begin + self.limits.max_action_tokens, self.limits.max_response_tokens)
-        live = list(range(len(batch)))
-        alive = torch.ones(len(batch), dtype=torch.bool, device=logits.device)
+        live = list(range(len(self.rows)))
         while True:
-            tokens, logprobs = sample(logits, self.sampling, draw(batch))
-            drawn, scores = tokens.tolist(), logprobs.tolist()
-            ended = []
-            for i in live:
-                row, token = batch[i], drawn[i]
-                row.write(token, scores[i])
-                if token in eos or len(row.response_ids) >= row.limit or self._completes_tag(row, token):
-                    ended.append(i)
-                if on_event:
-                    self._stream(row, i in ended, eos, on_event)
-            if ended:
-                live = [i for i in live if i not in ended]
-                if not live:
-                    break
-                alive[ended] = False
-            logits = decoder.step(tokens, alive)
-        for row in batch:
-            self._finish_action(row, eos)
-        return batch
+            tokens, logprobs = sample(logits, self.sampling, self._draw())
+            ended = self._write(live, tokens.tolist(), logprobs.tolist())
+            live = [place for place in live if place not in ended] if ended else live
+            if not live:
+                break
+            if ended and len(live) < _WORTH_NARROWING * len(self.rows) and self._decoder.keeps_cache:
+                tokens, live = tokens[live], self._narrow(live)
+            logits = self._decoder.step(tokens, live)
+        self._decoder.widen()
+        self.rows, self._waiting = self._waiting + self.rows, []
 
-    def _completes_tag(self, row: _Row, token: int) -> bool:
-        return self._may_close[token] and any(tag in self._decode(row.action_ids) for tag in STOP_STRINGS)
+    def _narrow(self, live: list[int]) -> list[int]:
+        """Leave only the live rows in the decoder; others wait outside or are over. Returns new places."""
+        writing = set(live)
+        aside = [place for place, row in enumerate(self.rows) if row.stop is None and place not in writing]
+        self._decoder.narrow(live, aside)
+        self._waiting += [self.rows[place] for place in aside]
+        self.rows = [self.rows[place] for place in live]
+        return list(range(len(live)))
 
-    def _finish_action(self, row: _Row, eos: set[int]) -> None:
-        """Read the action that ``row`` has just written, and end the episode if no feedback may follow."""
+    def _draw(self) -> Tensor | None:
+        """Return one random number per row still here.
+
+        As many are drawn as the batch had rows, so what a row draws doesn't depend on which others have
+        ended.
+        """
+        if self.sampling.greedy:
+            return None
+        return draw_uniform(self._size, self._generator)[[row.number - self._first for row in self.rows]]
+
+    def _write(self, live: list[int], tokens: list[int], logprobs: list[float]) -> set[int]:
+        """Append its token to each live row. Returns the places whose action it ended."""
+        ended = set()
+        for place in live:
+            row, token = self.rows[place], tokens[place]
+            row.append([token], [logprobs[place]], by_policy=True)
+            over = token in self.eos or len(row.response_ids) >= row.limit
+            over = over or self.text.completes_tag(row.action_ids)
+            if self.watch:
+                self._show(row, over)
+            if over:
+                ended.add(place)
+                self._finish_action(row)
+        return ended
+
+    def _finish_action(self, row: _Row) -> None:
+        """Read the action that ``row`` has just written, and end its episode where no feedback may follow."""
         ids = row.action_ids
-        row.response_mask += [1] * len(ids)
-        written = ids[:-1] if ids[-1] in eos else ids
-        text = self._decode(written)
+        written = ids[:-1] if ids[-1] in self.eos else ids
+        text = self.text.decode(written)
         action = parse_action(text)
-        end = len(row.response_ids)
-        row.turns.append(Turn(action, text, row.begin, end))
-        ended_itself = ids[-1] in eos and isinstance(action, Malformed)
+        row.turns.append(Turn(action, text, row.begin, row.begin + len(ids)))
+        gave_up = isinstance(action, Malformed) and ids[-1] in self.eos
         if isinstance(action, Answer):
+            start, end = self.text.answer_tokens(written, text) or (0, 0)
             row.stop, row.answer = "answer", action.text
-            row.answer_span = self._answer_span(row.begin, written, text)
-        elif ended_itself and not self.protocol.correct_eos:
+            row.answer_span = (row.begin + start, row.begin + end)
+            self._report("answer", row, action.text)
+        elif gave_up and not self.protocol.correct_eos:
             row.stop = "eos"
         elif len(row.turns) > self.limits.max_turns:
-            row.stop = "eos" if ended_itself else "turns"
-        elif end >= self.limits.max_response_tokens:
-            row.stop = "eos" if ended_itself else "length"
+            row.stop = "eos" if gave_up else "turns"
+        elif len(row.response_ids) >= self.limits.max_response_tokens:
+            row.stop = "eos" if gave_up else "length"
 
-    def _answer_span(self, begin: int, ids: list[int], text: str) -> tuple[int, int]:
-        characters = answer_characters(text)
-        assert characters is not None
-        first, last = characters
-        start = self._tokens_for(ids, first + 1) - 1
-        return begin + start, begin + self._tokens_for(ids, last)
-
-    def _tokens_for(self, ids: list[int], characters: int) -> int:
-        """Return how many leading tokens it takes to write that many characters."""
-        low, high = 1, len(ids)
-        while low < high:
-            middle = (low + high) // 2
-            if len(self._decode(ids[:middle])) < characters:
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
-    def _respond(self, batch: Iterable[_Row], on_event: Callable[[Event], None] | None) -> None:
-        """Give every row that goes on its search results or its correction; report answers."""
-        going = [row for row in batch if row.stop is None]
-        searching = [row for row in going if isinstance(row.turns[-1].action, Search)]
-        queries = [row.turns[-1].action.query for row in searching]  # type: ignore[union-attr]
+    def _respond(self) -> None:
+        """Give every row that goes on its search results or its correction."""
+        searching: list[tuple[_Row, str]] = []
+        for row in self.rows:
+            action = row.turns[-1].action
+            if row.stop is None and isinstance(action, Search):
+                searching.append((row, action.query))
+                self._report("search", row, action.query)
+            elif row.stop is None:
+                self._report("correction", row, self._feed(row, self.text.encode(CORRECTION)))
         try:
-            found = search_checked(self.retriever, queries, self.protocol.topk)
-        except RetrieverUnavailable:
-            found = []
-            for row in searching:
+            found = search_checked(self.retriever, [query for _, query in searching], self.protocol.topk)
+        except RetrieverUnavailable as error:
+            for row, _ in searching:
                 row.stop = "tool_failed"
-        for row, query, passages in zip(searching, queries, found, strict=False):
-            self._observe(row, query, tuple(passages), on_event)
-        for row in going:
-            if isinstance(row.turns[-1].action, Malformed):
-                self._correct(row, on_event)
-        for row in batch:
-            if row.stop == "answer" and on_event:
-                on_event(Event("answer", row.number, row.answer or ""))
+                self._report("tool_failed", row, str(error))
+            return
+        for (row, query), passages in zip(searching, found, strict=True):
+            self._observe(row, query, tuple(passages))
 
-    def _observe(
-        self, row: _Row, query: str, passages: tuple[Passage, ...], on_event: Callable[[Event], None] | None
-    ) -> None:
-        ids = self._encode(self.protocol.format_observation(passages, query))
-        if len(ids) > self.limits.max_observation_tokens:
-            ids = ids[: self.limits.max_observation_tokens - len(self._closing_ids)] + self._closing_ids
-        text = self._feed(row, ids, passages)
-        if on_event:
-            on_event(Event("search", row.number, query))
-            on_event(Event("observation", row.number, text, passages))
+    def _observe(self, row: _Row, query: str, passages: tuple[Passage, ...]) -> None:
+        row.turns[-1] = replace(row.turns[-1], passages=passages)
+        ids = self.text.encode(self.protocol.format_observation(passages, query))
+        longest = self.limits.max_observation_tokens
+        if len(ids) > longest:
+            closing = self.text.encode(OBSERVATION_CLOSE)
+            ids = ids[: longest - len(closing)] + closing
+        self._report("observation", row, self._feed(row, ids), passages)
 
-    def _correct(self, row: _Row, on_event: Callable[[Event], None] | None) -> None:
-        text = self._feed(row, self._encode(CORRECTION), None)
-        if on_event:
-            on_event(Event("correction", row.number, text))
-
-    def _feed(self, row: _Row, ids: list[int], passages: tuple[Passage, ...] | None) -> str:
-        """Append feedback to ``row``, or end the episode when it doesn't fit. Returns what was fed."""
-        turn = row.turns[-1]
-        fits = len(row.response_ids) + len(ids) < self.limits.max_response_tokens
-        observation = self._decode(ids) if fits else ""
-        row.turns[-1] = Turn(turn.action, turn.text, turn.start, turn.end, passages, observation)
-        if fits:
-            row.feed(ids)
-        else:
+    def _feed(self, row: _Row, ids: list[int]) -> str:
+        """Append feedback to ``row``, or end its episode for want of room. Returns what was fed."""
+        if len(row.response_ids) + len(ids) >= self.limits.max_response_tokens:
             row.stop = "length"
-        return observation
+            return ""
+        row.append(ids, [0.0] * len(ids), by_policy=False)
+        text = self.text.decode(ids)
+        row.turns[-1] = replace(row.turns[-1], observation=text)
+        return text
 
-    def _stream(self, row: _Row, ended: bool, eos: set[int], on_event: Callable[[Event], None]) -> None:
-        """Report what the row's last tokens wrote, once it is whole characters."""
-        ids = [token for token in row.action_ids if token not in eos]
-        before = self._decode(ids[: row.shown - row.begin])
-        text = self._decode(ids)
-        if ended or not text.endswith("\ufffd"):
+    def _show(self, row: _Row, over: bool) -> None:
+        """Report what the row's last tokens wrote, as soon as it is whole characters."""
+        ids = [token for token in row.action_ids if token not in self.eos]
+        before = self.text.decode(ids[: row.shown - row.begin])
+        text = self.text.decode(ids)
+        if over or not text.endswith("\ufffd"):
             row.shown = row.begin + len(ids)
-            if len(text) > len(before):
-                on_event(Event("token", row.number, text[len(before) :]))
+            self._report("token", row, text[len(before) :])
 
-    def _encode(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-
-class _MayClose(dict[int, bool]):
-    """Whether a token may complete a tag, that is, holds a ``>``; asked of the tokenizer once per token.
-
-    Byte tokens such as ``<0x3E>`` and decoded texts are both looked at, so none is missed; what it lets through
-    in vain is sorted out by decoding the action.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        super().__init__()
-        self._tokenizer = tokenizer
-
-    def __missing__(self, token: int) -> bool:
-        raw = self._tokenizer.convert_ids_to_tokens(token) or ""
-        self[token] = ">" in raw or ">" in self._tokenizer.decode([token], skip_special_tokens=False)
-        return self[token]
-
-
-def _eos_ids(model: Any, tokenizer: Any) -> set[int]:
-    """Every token that ends a sequence, by the tokenizer or by the model's generation settings."""
-    settings = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    listed = settings if isinstance(settings, (list, tuple)) else [settings]
-    return {token for token in [tokenizer.eos_token_id, *listed] if token is not None}
-
-
-def _pad_id(tokenizer: Any) -> int:
-    """Any token will do, since padding is always hidden."""
-    return next((int(i) for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
+    def _report(self, kind: Any, row: _Row, text: str, passages: tuple[Passage, ...] = ()) -> None:
+        if self.watch and (text or kind in ("search", "answer")):  # else nothing was written or fed
+            self.watch(Event(kind, row.number, text, passages))
 
 
 @contextmanager

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 _WORD = re.compile(r"\w+")
 _STEM = 5
-_SMALL_WORDS = frozenset(
-    "a an and are as at be by for from has have how in is it its of on or that the this to was were what when "
-    "where which who whom whose will with".split()
+_SMALL = (
+    "a an and are as at be by for from has have how in is it its of on or that the this to was were what "
+    "when where which who whom whose will with"
 )
+_SMALL_WORDS = frozenset(_SMALL.split())
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,9 @@ class Passage:
 def snippet(text: str, query: str, words: int) -> str:
     """Return about ``words`` words of ``text``, where most words of ``query`` meet.
 
-    Words are compared by their first letters, so that ``currencies`` finds ``currency``. The cut starts a quarter
-    before a query word, since what is asked for tends to follow it. Without a match it is the beginning.
+    Words are compared by their first letters, so that ``currencies`` finds ``currency``. The cut starts a
+    quarter before a query word, since what is asked for tends to follow it. Without a match it is the
+    beginning.
     """
     tokens = text.split()
     if len(tokens) <= words:

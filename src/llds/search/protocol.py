@@ -22,17 +22,17 @@ ANSWER_OPEN = "<answer>"
 OBSERVATION_OPEN = "\n\n<information>"
 OBSERVATION_CLOSE = "</information>\n\n"
 CORRECTION = (
-    "\nMy previous action is invalid. If I want to search, I should put the query between <search> and </search>. "
-    "If I want to give the final answer, I should put the answer between <answer> and </answer>. "
-    "Let me try again.\n"
+    "\nMy previous action is invalid. If I want to search, I should put the query between <search> and "
+    "</search>. If I want to give the final answer, I should put the answer between <answer> and "
+    "</answer>. Let me try again.\n"
 )
 INSTRUCTION = (
-    "Answer the given question. You must conduct reasoning inside <think> and </think> first every time you get "
-    "new information. After reasoning, if you find you lack some knowledge, you can call a search engine by "
-    "<search> query </search> and it will return the top searched results between <information> and "
-    "</information>. You can search as many times as your want. If you find no further external knowledge needed, "
-    "you can directly provide the answer inside <answer> and </answer>, without detailed illustrations. For "
-    "example, <answer> Beijing </answer>. "
+    "Answer the given question. You must conduct reasoning inside <think> and </think> first every "
+    "time you get new information. After reasoning, if you find you lack some knowledge, you can call "
+    "a search engine by <search> query </search> and it will return the top searched results between "
+    "<information> and </information>. You can search as many times as your want. If you find no "
+    "further external knowledge needed, you can directly provide the answer inside <answer> and "
+    "</answer>, without detailed illustrations. For example, <answer> Beijing </answer>. "
 )
 
 _ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
@@ -101,14 +101,14 @@ class Protocol:
 
     - ``"search-r1"``: Search-R1's instruction and the question as plain text, for base models.
     - ``"search-r1-instruct"``: the same text as one user message through the tokenizer's chat template.
-      Search-R1 itself uses the template wherever the tokenizer has one, for Qwen2.5 base models too: take this
-      style to continue one of its checkpoints.
+      Search-R1 itself uses the template wherever the tokenizer has one, for Qwen2.5 base models too: take
+      this style to continue one of its checkpoints.
     - ``"short"``: ``Question: …`` and a line break, for tiny models that have learnt the protocol.
 
-    ``topk``: passages per search. ``snippet_words``: show about this many words of each passage, cut round the
-    words of the query; ``None`` shows all of it. ``correct_eos``: an action that ends in the end-of-sequence
-    token without a search or an answer is malformed like any other and gets the correction, as in Search-R1;
-    ``False`` takes it as the end of the episode.
+    ``topk``: passages per search. ``snippet_words``: show about this many words of each passage, cut round
+    the words of the query; ``None`` shows all of it. ``correct_eos``: an action that ends in the
+    end-of-sequence token without a search or an answer is malformed like any other and gets the correction,
+    as in Search-R1; ``False`` takes it as the end of the episode.
     """
 
     style: PromptStyle = "search-r1"
@@ -155,7 +155,7 @@ class Protocol:
 
 
 def encode_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:
-    """Return the token ids of a prompt: plain text with the tokenizer's own start token, messages by its template.
+    """Return the token ids of a prompt: text with the tokenizer's own start token, messages by its template.
 
     Raises :class:`LLDSError` for messages when the tokenizer has no chat template.
     """

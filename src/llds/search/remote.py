@@ -15,18 +15,18 @@ from llds.errors import LLDSError
 from llds.search.passages import Passage
 
 
-class RetrieverUnavailable(LLDSError):
+class RetrieverUnavailable(LLDSError):  # noqa: N818 - a state, named as callers speak of it
     """The search tool is out of order. Its episodes are left out, never rewarded with 0."""
 
 
 class HTTPRetriever:
     """Search through a server that speaks Search-R1's protocol.
 
-    ``url``: the whole address, e.g. ``http://host:8000/retrieve``. ``timeout``: seconds to wait for a connection,
-    and then between any two bytes of the answer. ``tries``: how often one request is sent before
-    :class:`RetrieverUnavailable` is raised; refused and broken connections, timeouts, and the statuses 429 and 5xx
-    are tried again, anything else is not. ``backoff``: seconds before the second try, doubled for each further one
-    and varied by up to half, so that many workers don't return at once.
+    ``url``: the whole address, e.g. ``http://host:8000/retrieve``. ``timeout``: seconds to wait for a
+    connection, and then between any two bytes of the answer. ``tries``: how often one request is sent
+    before :class:`RetrieverUnavailable` is raised; refused and broken connections, timeouts, and the
+    statuses 429 and 5xx are tried again, anything else is not. ``backoff``: seconds before the second try,
+    doubled for each further one and varied by up to half, so that many workers don't return at once.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class HTTPRetriever:
         self._session = requests.Session()
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
-        """Return the server's passages; empty queries are not sent. See :class:`~llds.search.retrieval.Retriever`."""
+        """Return the server's passages, at most ``topk`` per query; empty queries are not sent."""
         asked = [query for query in queries if query.strip()]
         found = iter(self._ask(asked, topk) if asked else [])
         return [next(found) if query.strip() else [] for query in queries]
 
     def probe(self) -> None:
-        """Send one small query. Raises :class:`RetrieverUnavailable` with the reason when it is not answered."""
+        """Send one small query. Raises :class:`RetrieverUnavailable` with the reason if it isn't answered."""
         self.search(["probe"], 1)
 
     def _ask(self, queries: list[str], topk: int) -> list[list[Passage]]:
@@ -78,7 +78,7 @@ class HTTPRetriever:
                 reason = str(error)
         tried = "once" if self.tries == 1 else f"{self.tries} times"
         raise RetrieverUnavailable(
-            f"The retriever at {self.url} {reason} (tried {tried}): check that the server runs and is reachable."
+            f"The retriever at {self.url} {reason} (tried {tried}): check that it runs and is reachable."
         )
 
     def _post(self, queries: list[str], topk: int) -> list[list[Passage]]:
@@ -95,8 +95,8 @@ class HTTPRetriever:
             raise _Transient(f"answered with status {response.status_code}")
         if response.status_code != 200:
             raise RetrieverUnavailable(
-                f"The retriever at {self.url} refused the request with status {response.status_code}: check the "
-                "path of its address and that it speaks Search-R1's protocol."
+                f"The retriever at {self.url} refused the request with status {response.status_code}: check "
+                "the path of its address and that it speaks Search-R1's protocol."
             )
         try:
             return _read(response.json(), len(queries), topk)

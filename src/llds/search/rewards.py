@@ -1,4 +1,4 @@
-"""Rewards by rule: exact match as Search-R1 scores it, token F1, substring match, and a well-formed episode."""
+"""Rewards by rule: exact match as Search-R1 scores it, token F1, substring match, a well-formed episode."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ _VALID_WITHOUT_THINKING = re.compile(
 def normalize_answer(text: str) -> str:
     """Lower the case, drop ASCII punctuation, then the articles a, an, the, then surplus white space.
 
-    In that order, so ``a.`` is an article and ``U.S.`` is ``us``; other scripts' punctuation and accents stay.
+    In that order, so ``a.`` is an article and ``U.S.`` is ``us``; other scripts' punctuation and accents
+    stay.
     """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
@@ -50,14 +51,14 @@ def extract_answer(response: str) -> str | None:
 def exact_match(answer: str | None, golden_answers: str | Sequence[str]) -> float:
     """Return 1.0 when the normalised ``answer`` equals one of the normalised ``golden_answers``, else 0.0.
 
-    No answer (``None``) is 0.0. As in Search-R1 a golden answer of articles and punctuation alone is matched by
-    an empty answer.
+    No answer (``None``) is 0.0. As in Search-R1 a golden answer of articles and punctuation alone is
+    matched by an empty answer.
     """
     return float(answer is not None and normalize_answer(answer) in _normalized(golden_answers))
 
 
 def substring_match(answer: str | None, golden_answers: str | Sequence[str]) -> float:
-    """Return 1.0 when one of the normalised ``golden_answers`` lies in the normalised ``answer``, else 0.0."""
+    """Return 1.0 when a normalised golden answer lies within the normalised ``answer``, else 0.0."""
     if answer is None:
         return 0.0
     normalized = normalize_answer(answer)
@@ -78,8 +79,8 @@ def f1_score(answer: str | None, golden_answers: str | Sequence[str]) -> float:
 def valid_format(response: str, require_think: bool = True) -> float:
     """Return 1.0 when the response is a whole, well-formed episode, else 0.0.
 
-    Well-formed: any number of think, search, information; then think, answer; nothing but white space between.
-    ``require_think=False``: the think blocks may be absent.
+    Well-formed: any number of think, search, information; then think, answer; nothing but white space
+    between. ``require_think=False``: the think blocks may be absent.
     """
     pattern = _VALID_EPISODE if require_think else _VALID_WITHOUT_THINKING
     return float(pattern.fullmatch(response) is not None)

@@ -14,8 +14,8 @@ from llds.errors import LLDSError
 class Sampling:
     """How tokens are drawn.
 
-    ``temperature``: divides the logits; 0 is greedy. ``top_k``: draw among this many most likely tokens, 0 among
-    all. ``top_p``: then among the fewest tokens whose share of the rest reaches this.
+    ``temperature``: divides the logits; 0 is greedy. ``top_k``: draw among this many most likely tokens, 0
+    among all. ``top_p``: then among the fewest tokens whose share of the rest reaches this.
     """
 
     temperature: float = 1.0
@@ -40,7 +40,7 @@ GREEDY = Sampling(temperature=0.0)
 
 
 def draw_uniform(rows: int, generator: torch.Generator | None) -> Tensor:
-    """Return one random number in [0, 1) per row, float32 [rows], on the generator's device (CPU without one)."""
+    """Return random numbers in [0, 1), float32 [rows], on the generator's device (CPU without one)."""
     device = "cpu" if generator is None else generator.device
     return torch.rand(rows, generator=generator, device=device)
 
@@ -48,11 +48,12 @@ def draw_uniform(rows: int, generator: torch.Generator | None) -> Tensor:
 def sample(logits: Tensor, sampling: Sampling, uniform: Tensor | None) -> tuple[Tensor, Tensor]:
     """Draw one token per row.
 
-    ``logits``: [B, V], any float dtype. ``uniform``: float32 [B] in [0, 1), unused (may be ``None``) when greedy.
-    Returns tokens, int64 [B], and their log-probabilities in nats, float32 [B].
+    ``logits``: [B, V], any float dtype. ``uniform``: float32 [B] in [0, 1), unused (may be ``None``) when
+    greedy. Returns tokens, int64 [B], and their log-probabilities in nats, float32 [B].
 
-    The log-probabilities are those of softmax(logits / temperature) over the whole vocabulary, also under top-k
-    and nucleus sampling: that is what TRL and verl recompute in training. Greedy takes temperature 1 for them.
+    The log-probabilities are those of softmax(logits / temperature) over the whole vocabulary, also under
+    top-k and nucleus sampling: that is what TRL and verl recompute in training. Greedy takes temperature 1
+    for them.
     """
     logits = logits.float()
     if not sampling.greedy and sampling.temperature != 1.0:
@@ -82,8 +83,12 @@ def _restrict(logprobs: Tensor, sampling: Sampling) -> Tensor:
 def _inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
     """Return for each row the first token whose cumulated weight exceeds ``uniform`` times the row's total.
 
-    In float64, since a float32 sum over a large vocabulary loses the tail. A token of weight 0 can't be drawn.
+    In float64, since a float32 sum over a large vocabulary loses the tail. A token of weight 0 can't be
+    drawn.
     """
+    home = weights.device
+    if home.type == "mps":  # has no float64
+        weights, uniform = weights.cpu(), uniform.cpu()
     cumulated = weights.cumsum(dim=-1, dtype=torch.float64)
     threshold = uniform.double()[:, None] * cumulated[:, -1:]
-    return torch.searchsorted(cumulated, threshold, right=True)[:, 0]
+    return torch.searchsorted(cumulated, threshold, right=True)[:, 0].to(home)

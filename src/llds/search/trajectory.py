@@ -16,11 +16,11 @@ Stop = Literal["answer", "length", "turns", "eos", "tool_failed"]
 class Limits:
     """How far an episode may go; all but ``max_turns`` in tokens.
 
-    ``max_turns``: how many actions get feedback (search results or a correction). As in Search-R1 one last action
-    follows, which may answer; a search in it is not carried out. So 4 allows 4 searches and 5 actions.
-    ``max_response_tokens``: actions and feedback together. Feedback that would leave no room for a further token
-    is not given, and the episode ends there. ``max_observation_tokens``: a longer observation is cut, its closing
-    tag is kept. ``max_prompt_tokens``: a longer prompt is an error.
+    ``max_turns``: how many actions get feedback (search results or a correction). As in Search-R1 one last
+    action follows, which may answer; a search in it is not carried out. So 4 allows 4 searches and 5
+    actions. ``max_response_tokens``: actions and feedback together. Feedback that would leave no room for a
+    further token is not given, and the episode ends there. ``max_observation_tokens``: a longer observation
+    is cut, its closing tag is kept. ``max_prompt_tokens``: a longer prompt is an error.
     """
 
     max_turns: int = 4
@@ -56,13 +56,13 @@ class Turn:
 class Episode:
     """One finished episode.
 
-    ``response_ids``, ``response_mask``, ``logprobs`` have one entry per response token. ``response_mask``: 1 where
-    the policy wrote the token, 0 on observations and corrections. ``logprobs``: nats, of the policy that sampled,
-    at the sampling temperature (1 when greedy); 0.0 where the mask is 0. ``answer``: the final answer or ``None``.
-    ``answer_span``: the answer lies in ``response_ids[start:end]``, tags included. ``stop``: why the episode ended:
-    ``answer``; ``length`` (response limit); ``turns`` (the last allowed action was no answer); ``eos`` (the policy
-    ended the sequence and got no further turn); ``tool_failed`` (the retriever was unavailable: leave the episode
-    out, don't score it).
+    ``response_ids``, ``response_mask``, ``logprobs`` have one entry per response token. ``response_mask``:
+    1 where the policy wrote the token, 0 on observations and corrections. ``logprobs``: nats, of the policy
+    that sampled, at the sampling temperature (1 when greedy); 0.0 where the mask is 0. ``answer``: the
+    final answer or ``None``. ``answer_span``: the answer lies in ``response_ids[start:end]``, tags
+    included. ``stop``: why the episode ended: ``answer``; ``length`` (response limit); ``turns`` (the last
+    allowed action was no answer); ``eos`` (the policy ended the sequence and got no further turn);
+    ``tool_failed`` (the retriever was unavailable: leave the episode out, don't score it).
     """
 
     prompt_ids: list[int]
@@ -112,14 +112,14 @@ class Episode:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened while an episode ran. ``row``: which question, counted from 0.
+    """Something that happened while an episode ran. ``row``: which prompt, counted from 0.
 
-    ``token``: ``text`` was written just now. ``search``: ``text`` is the query. ``observation``: ``text`` was fed
-    back for ``passages``. ``correction``: ``text`` was fed back for a malformed action. ``answer``: ``text`` is
-    the final answer.
+    ``token``: ``text`` was written just now. ``search``: ``text`` is the query. ``observation``: ``text``
+    was fed back for ``passages``. ``correction``: ``text`` was fed back for a malformed action. ``answer``:
+    ``text`` is the final answer. ``tool_failed``: ``text`` says why.
     """
 
-    kind: Literal["token", "search", "observation", "correction", "answer"]
+    kind: Literal["token", "search", "observation", "correction", "answer", "tool_failed"]
     row: int
     text: str
     passages: tuple[Passage, ...] = ()

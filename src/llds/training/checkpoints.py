@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from llds.errors import LLDSError
@@ -44,6 +45,12 @@ def checkpoint_step(path: Path) -> int:
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the finished checkpoints in ``folder``, oldest first."""
     return sorted(path for path in folder.glob(f"{_PREFIX}*") if path.name.removeprefix(_PREFIX).isdigit())
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a crash left of checkpoints that were being written."""
+    for path in folder.glob(f".{_PREFIX}*.tmp"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -139,6 +146,14 @@ class SafeCheckpointMixin(_TrainerBase):  # type: ignore[misc]  # transformers i
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         self.save_checkpoint()
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        try:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        except (OSError, ValueError, SafetensorError) as error:
+            raise LLDSError(
+                f"The weights in {resume_from_checkpoint} can't be read ({error}); delete that checkpoint."
+            ) from None
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:

@@ -22,6 +22,11 @@ def prepare_environment() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
+def is_offline() -> bool:
+    """Say whether models may not be downloaded: always, unless ``HF_HUB_OFFLINE=0`` is in the environment."""
+    return os.environ.get("HF_HUB_OFFLINE", "1") != "0"
+
+
 def silence_libraries() -> None:
     """Turn off the libraries' progress bars, advice and warnings; what LLDS has to say is shown."""
     import datasets

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import random
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from llds.search.retrieval import BM25Retriever, HTTPRetriever, Retriever
 from llds.training.cache import cache_folder, fingerprint
 from llds.training.policy import Policy
 from llds.training.recipe import EvaluationSettings, Recipe, RetrievalSettings
+from llds.training.settings import did_you_mean
 
 EMBEDDED = "embedded"
 
@@ -74,6 +76,19 @@ def _indexed(corpus: Path) -> BM25Retriever:
     with suppress(OSError, LLDSError):
         retriever.save(kept)
     return retriever
+
+
+def check_reporters(names: Sequence[str]) -> None:
+    """Raise :class:`LLDSError` for a name in ``run.report_to`` that is unknown or not installed."""
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+    for name in names:
+        if name not in INTEGRATION_TO_CALLBACK:
+            known = ", ".join(sorted(INTEGRATION_TO_CALLBACK))
+            near = did_you_mean(name, list(INTEGRATION_TO_CALLBACK)) or f"; there are {known}."
+            raise LLDSError(f"run.report_to names '{name}', which is no reporter{near}")
+        if importlib.util.find_spec(name) is None:
+            raise LLDSError(f"run.report_to names {name}, which is not installed; run: pip install {name}")
 
 
 def make_protocol(recipe: Recipe) -> Protocol:

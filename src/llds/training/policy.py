@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llds.errors import LLDSError
+from llds.training.environment import is_offline
 from llds.training.recipe import RECIPE_FILE, ModelSettings, Recipe, load_recipe, recipe_names
 
 _GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -25,7 +26,7 @@ class Policy:
 
 
 def load_policy(settings: ModelSettings) -> Policy:
-    """Load the model and tokenizer that ``settings`` name.
+    """Load the model (float32) and the tokenizer that ``settings`` name.
 
     Weights are read from safetensors only. Raises :class:`LLDSError` when there is no such model, when it has
     no safetensors weights, no tokenizer, neither a pad nor an end-of-text token, or fewer embeddings than
@@ -39,9 +40,9 @@ def load_policy(settings: ModelSettings) -> Policy:
     try:
         model = AutoModelForCausalLM.from_pretrained(
             source,
-            dtype=getattr(torch, settings.dtype),
+            dtype=torch.float32,
             use_safetensors=True,
-            local_files_only=Path(source).is_dir(),
+            local_files_only=is_offline(),
         )
     except (OSError, ValueError) as error:
         raise LLDSError(_why_not(source, error)) from None
@@ -123,7 +124,7 @@ def _load_tokenizer(source: str) -> tuple[Any, tuple[str, ...]]:
     # folder says that the file tells everything.
     loader = PreTrainedTokenizerFast if _tokenizer_class(source) in _GENERIC_TOKENIZERS else AutoTokenizer
     try:
-        tokenizer = loader.from_pretrained(source, padding_side="left")
+        tokenizer = loader.from_pretrained(source, padding_side="left", local_files_only=is_offline())
     except (OSError, ValueError, KeyError) as error:
         raise LLDSError(_why_not(source, error, "tokenizer")) from None
     if tokenizer.pad_token_id is not None:

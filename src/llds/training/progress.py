@@ -4,6 +4,8 @@ stderr.
 
 from __future__ import annotations
 
+import io
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -41,6 +43,11 @@ SHOWN = (
 )
 
 
+# Seconds of a phase: how often plain lines say how far it is, and from which length on they say its end.
+_SECONDS_BETWEEN_LINES = 15.0
+_WORTH_TELLING = 2.0
+
+
 class Counter(Protocol):
     """Counts the work done in one phase."""
 
@@ -69,9 +76,16 @@ class Display(Protocol):
 
 
 def make_display(stream: TextIO) -> Display:
-    """Return the live display when ``stream`` is a terminal, else plain lines."""
+    """Return the live display on a terminal, plain lines elsewhere, nothing but for the first process."""
+    if not is_first_process():
+        return PlainDisplay(io.StringIO())
     console = Console(file=stream)
     return LiveDisplay(console) if console.is_terminal else PlainDisplay(stream)
+
+
+def is_first_process() -> bool:
+    """Say whether this is the process that speaks, of those that a launcher such as torchrun started."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 class PlainDisplay:
@@ -90,10 +104,18 @@ class PlainDisplay:
     @contextmanager
     def phase(self, title: str, total: int) -> Iterator[Counter]:
         """See :class:`Display`."""
-        start = time.monotonic()
-        self.note(f"{title} …")
-        yield lambda done: None
-        self.note(f"{title}: done in {time.monotonic() - start:.0f} s")
+        start = told = time.monotonic()
+
+        def count(done: int) -> None:
+            nonlocal told
+            if time.monotonic() - told >= _SECONDS_BETWEEN_LINES:
+                told = time.monotonic()
+                self.note(f"{title}: {done} of {total}")
+
+        yield count
+        seconds = time.monotonic() - start
+        if seconds >= _WORTH_TELLING:
+            self.note(f"{title}: done in {seconds:.0f} s")
 
     @contextmanager
     def training(self, first: int, last: int) -> Iterator[None]:

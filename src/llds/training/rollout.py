@@ -11,6 +11,7 @@ from llds.data.questions import Question
 from llds.search.episode import Episode, EpisodeRunner
 from llds.search.retrieval import RetrieverUnavailable
 from llds.search.rewards import exact_match, f1_score, valid_format
+from llds.search.trl_rollout import rollout_columns
 from llds.training.plan import Plan, seed_of
 from llds.training.recipe import Recipe, RewardSettings
 
@@ -48,21 +49,7 @@ class Rollouts:
                 f"The search tool failed in every episode of rollout {index + 1}; check it, then run the "
                 "same command again to go on."
             )
-        return as_trl_output(self.episodes)
-
-
-def as_trl_output(episodes: Sequence[Episode]) -> dict[str, Any]:
-    """Return episodes in the form of a TRL ``rollout_func``, with what LLDS wants to know of them."""
-    return {
-        "prompt_ids": [episode.prompt_ids for episode in episodes],
-        "completion_ids": [episode.response_ids for episode in episodes],
-        "logprobs": [episode.logprobs for episode in episodes],
-        "env_mask": [episode.response_mask for episode in episodes],
-        "tool_failed": [episode.tool_failed for episode in episodes],
-        "answer_mask": [episode.answer_mask for episode in episodes],
-        "valid_searches": [episode.valid_searches for episode in episodes],
-        "episode": list(episodes),
-    }
+        return {**rollout_columns(self.episodes), "episode": self.episodes}
 
 
 def make_reward(

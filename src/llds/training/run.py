@@ -18,11 +18,19 @@ from llds.evaluation.evaluate import EvalResult, compare, load_evaluation
 from llds.evaluation.report import format_comparison
 from llds.files import atomic_write_text
 from llds.search.episode import EpisodeRunner
+from llds.search.retrieval import RetrieverUnavailable
 from llds.search.sampling import Sampling
-from llds.training.checkpoints import atomic_folder, checkpoint_step, list_checkpoints, save_model_folder
+from llds.training.checkpoints import (
+    atomic_folder,
+    checkpoint_step,
+    list_checkpoints,
+    remove_unfinished,
+    save_model_folder,
+)
 from llds.training.environment import silence_libraries
 from llds.training.inputs import (
     check_prompts,
+    check_reporters,
     held_out_questions,
     make_limits,
     make_protocol,
@@ -31,7 +39,7 @@ from llds.training.inputs import (
 )
 from llds.training.interrupt import stop_on_signal
 from llds.training.plan import Plan, make_plan
-from llds.training.policy import Policy
+from llds.training.policy import Policy, pick_device
 from llds.training.progress import Display
 from llds.training.recipe import RECIPE_FILE, Recipe, first_difference, read_recipe_file
 from llds.training.records import RunFolder, read_lines, write_json
@@ -84,6 +92,8 @@ def train(recipe: Recipe, display: Display) -> RunResult:
     silence_libraries()
     if recipe.run.threads:
         torch.set_num_threads(recipe.run.threads)
+    # The first call decides whether the processes of a launcher find each other, and over what.
+    PartialState(cpu=pick_device(recipe.model.device) == "cpu")
     run = RunFolder(Path(recipe.run.folder) / recipe.run.name)
     with display, run.locked() if PartialState().is_main_process else nullcontext():
         if run.result.exists():
@@ -139,6 +149,7 @@ def format_result(result: RunResult) -> str:
 
 def _train(recipe: Recipe, display: Display, run: RunFolder) -> RunResult:
     questions, held_out = training_questions(recipe), held_out_questions(recipe)
+    check_reporters(recipe.run.report_to)
     plan, protocol = make_plan(recipe, PartialState().num_processes), make_protocol(recipe)
     checkpoint = _open_run(run, recipe, display)
     with display.phase("opening the corpus", 1):
@@ -185,6 +196,7 @@ def _open_run(run: RunFolder, recipe: Recipe, display: Display) -> Path | None:
             raise LLDSError(f"{run.path} exists and is not a run folder; choose another run.name.")
         else:
             atomic_write_text(run.config, to_yaml(recipe))
+        remove_unfinished(run.checkpoints)
         run.cut_after(step)
         run.event("resume" if started else "start", step=step)
         if started:
@@ -218,9 +230,9 @@ def _fit(
     with display.training(first, plan.total_steps):
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        except LLDSError as error:
+        except RetrieverUnavailable as error:
             # Nothing was learnt from the rollout that failed: the state is that after the one before.
-            if plan.at_boundary(trainer.state.global_step):
+            if trainer.state.global_step > first:
                 trainer.save_checkpoint()
             if trainer.accelerator.is_main_process:
                 run.event("failed", step=trainer.state.global_step, reason=str(error))

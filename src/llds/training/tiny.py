@@ -2,8 +2,8 @@
 
 ``python -m llds.training.tiny --out DIR`` trains a byte-level BPE tokenizer on the embedded corpus, then a
 small Qwen2 from random weights on disguised traces of a flawed demonstrator (:mod:`llds.training.traces`).
-The result is shipped with the package; on the same machine and thread count the command gives the same
-weights again.
+The result is shipped with the package. The shipped weights were made before passages were cut and ties broken
+as now, so a new build gives a model of the same kind, not the same bytes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from llds.data.embedded import load_corpus, load_questions
-from llds.search.protocol import Protocol
 from llds.search.passages import Passage
+from llds.search.protocol import Protocol
 from llds.search.retrieval import BM25Retriever
 from llds.training.traces import Habits, TraceSource
 from llds.training.warmstart import WarmStartPlan, warm_start

@@ -50,10 +50,11 @@ class Habits:
 
 
 class TraceSource:
-    """Numbered traces over the questions whose gold searches find their answers, each number of hops equally often.
+    """Numbered traces over the questions whose gold searches find their answers, hops equally often.
 
-    ``names``: what a share ``disguised`` of the traces renames its entities to. ``render``: how a question becomes
-    the text of a prompt; by default the protocol's own. Raises :class:`LLDSError` when no question qualifies.
+    ``names``: what a share ``disguised`` of the traces renames its entities to. ``render``: how a question
+    becomes the text of a prompt; by default the protocol's own. Raises :class:`LLDSError` when no question
+    qualifies.
     """
 
     def __init__(
@@ -75,8 +76,8 @@ class TraceSource:
         good = [question for question in chained if finds_its_answers(question, self._shown.__getitem__)]
         if not good:
             raise LLDSError(
-                'The warm start needs training questions with a "chain" in their metadata whose searches find the '
-                "answers in this corpus, and there are none; set warm_start.steps=0."
+                'The warm start needs training questions with a "chain" in their metadata whose searches '
+                "find the answers in this corpus, and there are none; set warm_start.steps=0."
             )
         hops = sorted({len(question.metadata["chain"]) for question in good})
         self._by_hops = [[one for one in good if len(one.metadata["chain"]) == count] for count in hops]
@@ -135,7 +136,7 @@ def disguise(
     return rename(prompt), tuple(Segment(rename(segment.text), segment.written) for segment in trace)
 
 
-_SYLLABLES = "ba ko ri ten mal du ve sha lo pin gor an is te um ar qu zo el wi fra jo hy cas ber".split()
+_SYLLABLES = tuple(re.findall("..", "bakoritemaduveshlopigoanisteumarquzoelwifrajohycabe"))
 
 
 def _pseudonym(entity: str, names: Sequence[str], rng: random.Random) -> str:

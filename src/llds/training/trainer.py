@@ -17,7 +17,7 @@ from llds.search.episode import EpisodeRunner
 from llds.training.checkpoints import SafeCheckpointMixin
 from llds.training.interrupt import StopRequest
 from llds.training.plan import Plan, question_order, seed_of
-from llds.training.policy import Policy
+from llds.training.policy import Policy, pick_device
 from llds.training.progress import Display
 from llds.training.recipe import RECIPE_FILE, Recipe
 from llds.training.records import RunFolder, append_line, canonical_metrics
@@ -107,7 +107,7 @@ def trainer_config(recipe: Recipe, plan: Plan, run: RunFolder) -> LLDSGRPOConfig
         max_completion_length=recipe.episode.max_response,
         disable_dropout=True,
         bf16=recipe.model.dtype == "bfloat16",
-        use_cpu=recipe.model.device == "cpu",
+        use_cpu=pick_device(recipe.model.device) == "cpu",
         gradient_checkpointing=recipe.model.gradient_checkpointing,
         # The order of questions is ours, so that it depends on the recipe alone; see llds.training.plan.
         shuffle_dataset=False,
@@ -119,6 +119,7 @@ def trainer_config(recipe: Recipe, plan: Plan, run: RunFolder) -> LLDSGRPOConfig
         report_to=list(recipe.run.report_to),
         run_name=recipe.run.name,
         disable_tqdm=True,
+        ddp_find_unused_parameters=False,
         **_llds_config(recipe),
     )
 

@@ -38,7 +38,9 @@ def _build(sources: Path, out: Path) -> None:
 
 
 def _report(as_json: bool) -> None:
-    figures = report(embedded.load_corpus(), {split: embedded.load_questions(split) for split in embedded.SPLITS})
+    figures = report(
+        embedded.load_corpus(), {split: embedded.load_questions(split) for split in embedded.SPLITS}
+    )
     sys.stdout.write((json.dumps(figures, indent=2) if as_json else table(figures)) + "\n")
 
 
@@ -51,8 +53,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--sources", type=Path, metavar="DIR", help="folder with the four packages")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write to")
-    parser.add_argument("--report", action="store_true", help="print the figures of the shipped data and write nothing")
-    parser.add_argument("--json", action="store_true", help="with --report: as JSON, with counts by kind and relation")
+    parser.add_argument(
+        "--report", action="store_true", help="print the figures of the shipped data and write nothing"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="with --report: as JSON, with counts by kind and relation"
+    )
     return parser
 
 

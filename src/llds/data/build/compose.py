@@ -79,7 +79,9 @@ class Candidate:
         return next((hop.fact.country for hop in self.hops if hop.fact.country), self.hops[-1].fact.subject)
 
 
-def compose(facts: Sequence[Fact], passages: Sequence[Passage], names: Mapping[str, tuple[str, ...]]) -> dict[str, list[Question]]:
+def compose(
+    facts: Sequence[Fact], passages: Sequence[Passage], names: Mapping[str, tuple[str, ...]]
+) -> dict[str, list[Question]]:
     """Return the questions of each split.
 
     ``names``: all names of each country, so that no question names the country it leaves to be found.
@@ -99,8 +101,12 @@ def compose(facts: Sequence[Fact], passages: Sequence[Passage], names: Mapping[s
             question = _question(candidate, ranks)
             if not _gives_away(candidate, question, names):
                 pools[splits[candidate.anchor], len(candidate.hops)].append((candidate, question))
-    return {split: _numbered(split, [_select(pools[split, hops], size, ANSWER_CAPS[split]) for hops, size in sizes.items()])
-            for split, sizes in SIZES.items()}
+    return {
+        split: _numbered(
+            split, [_select(pools[split, hops], size, ANSWER_CAPS[split]) for hops, size in sizes.items()]
+        )
+        for split, sizes in SIZES.items()
+    }
 
 
 def split_of(anchors: Iterable[str]) -> dict[str, str]:
@@ -110,7 +116,10 @@ def split_of(anchors: Iterable[str]) -> dict[str, str]:
     for split, share in SHARES.items():
         total += share
         bounds.append((round(total * len(ordered)), split))
-    return {anchor: next(split for bound, split in bounds if place < bound) for place, anchor in enumerate(ordered)}
+    return {
+        anchor: next(split for bound, split in bounds if place < bound)
+        for place, anchor in enumerate(ordered)
+    }
 
 
 def _one_hop(facts: Sequence[Fact]) -> Iterator[Candidate]:
@@ -136,7 +145,9 @@ def _rank(hop: Hop, index: Index, places: Mapping[str, list[int]], passages: Seq
     """Return the rank at which the gold query finds a passage of the fact that says it; 0 if it doesn't."""
     for rank, place in enumerate(index.top(hop.query, TOP), start=1):
         passage = passages[place]
-        says = hop.fact.value in passage.text and mentions(join_contents(passage.title, passage.text), hop.found)
+        says = hop.fact.value in passage.text and mentions(
+            join_contents(passage.title, passage.text), hop.found
+        )
         if place in places[hop.fact.title] and says:
             return rank
     return 0
@@ -177,12 +188,12 @@ def _select(pool: Sequence[tuple[Candidate, Question]], size: int, cap: int) -> 
     used: Counter[str] = Counter()
     while queues and len(taken) < size:
         for key in sorted(queues):
-            question = _next_fresh(queues[key], used, cap)
-            if question is None:
+            fresh = _next_fresh(queues[key], used, cap)
+            if fresh is None:
                 del queues[key]
             elif len(taken) < size:
-                taken.append(question)
-                used.update(map(normalise, question.golden_answers))
+                taken.append(fresh)
+                used.update(map(normalise, fresh.golden_answers))
     return taken
 
 
@@ -195,7 +206,9 @@ def _next_fresh(queue: list[Question], used: Counter[str], cap: int) -> Question
 
 
 def _numbered(split: str, groups: Iterable[list[Question]]) -> list[Question]:
-    ordered = sorted((question for group in groups for question in group), key=lambda each: _hash("final", each.id))
+    ordered = sorted(
+        (question for group in groups for question in group), key=lambda each: _hash("final", each.id)
+    )
     return [
         Question(f"{split}_{number}", question.question, question.golden_answers, question.metadata)
         for number, question in enumerate(ordered)

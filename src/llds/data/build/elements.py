@@ -32,7 +32,10 @@ def read_elements(wheel: Path) -> list[Element]:
             rows = connection.execute(f"SELECT {_COLUMNS} FROM elements ORDER BY atomic_number").fetchall()
         finally:
             connection.close()
-    return [{key: clean(row[key]) if isinstance(row[key], str) else row[key] for key in row.keys()} for row in rows]  # noqa: SIM118
+    return [
+        {key: clean(value) if isinstance(value, str) else value for key, value in row.items()}
+        for row in map(dict, rows)
+    ]
 
 
 def passages(element: Element) -> Iterator[Passage]:
@@ -52,9 +55,20 @@ def facts(element: Element, countries: frozenset[str]) -> Iterator[Fact]:
     """Yield atomic number, discoverer and country of discovery, where each is one thing and not several."""
     name, place = element["name"], element["discovery_location"] or ""
     country = place if place in countries else ""
-    yield Fact("element", name, "atomic number", str(element["atomic_number"]), f"{name}: Chemical element", (), country)
+    yield Fact(
+        "element",
+        name,
+        "atomic number",
+        str(element["atomic_number"]),
+        f"{name}: Chemical element",
+        (),
+        country,
+    )
     discoverer = element["discoverers"] or ""
-    if re.fullmatch(r"(?:Sir )?[A-Z][\w'-]+(?: [A-Z][\w'.-]*)+", discoverer) and "Universit" not in discoverer:
+    if (
+        re.fullmatch(r"(?:Sir )?[A-Z][\w'-]+(?: [A-Z][\w'.-]*)+", discoverer)
+        and "Universit" not in discoverer
+    ):
         plain = discoverer.removeprefix("Sir ")
         aliases = tuple({plain} - {discoverer})
         yield Fact("element", name, "discovered by", discoverer, f"{name}: Discovery", aliases, country)

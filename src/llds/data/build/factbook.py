@@ -107,19 +107,27 @@ def facts(country: Country) -> Iterator[Fact]:
             answers = _ANSWERS[relation](field[3])
             if answers:
                 title = f"{country.name}: {heading}"
-                yield Fact("country", country.name, relation, answers[0], title, tuple(answers[1:]), country.name)
+                yield Fact(
+                    "country", country.name, relation, answers[0], title, tuple(answers[1:]), country.name
+                )
 
 
 def _country(code: str, entry: dict[str, Any]) -> Country | None:
     fields = tuple(_fields(entry))
-    given = {part: text for section, name, part, text in fields if (section, name) == ("Government", "Country name")}
+    given = {
+        part: text
+        for section, name, part, text in fields
+        if (section, name) == ("Government", "Country name")
+    }
     short, long = (given.get(f"conventional {form} form", "none") for form in ("short", "long"))
     name = _NAMES.get(code) or next((text for text in (short, long) if not text.startswith("none")), "")
     if not name:
         return None
     parts = [re.sub(r"\s*\(.*?\)", "", text).strip() for text in (name, short, long)]
     bracketed = re.findall(r"\(([^()]*)\)", short)
-    names = tuple(dict.fromkeys(text for text in (*parts, *bracketed) if text and not text.startswith("none")))
+    names = tuple(
+        dict.fromkeys(text for text in (*parts, *bracketed) if text and not text.startswith("none"))
+    )
     return Country(parts[0], names, fields, code not in _UNIONS)
 
 
@@ -154,7 +162,9 @@ def _label(section: str, name: str, part: str) -> str:
 
 def _capital(text: str) -> list[str]:
     """Return the one capital, then the other spellings given in brackets; nothing where there are several."""
-    if re.search(r"[;/]|\bcapital\b|none|no official|administered", text) or ("," in text and text != "Washington, D.C."):
+    if re.search(r"[;/]|\bcapital\b|none|no official|administered", text) or (
+        "," in text and text != "Washington, D.C."
+    ):
         return []
     main, others = _bracketed(re.sub(r" in Romanian", "", text))
     spellings = [other for other in others if re.fullmatch(r"[A-Z][\w' -]+", other) and other != "city"]
@@ -164,7 +174,9 @@ def _capital(text: str) -> list[str]:
 def _point(text: str) -> list[str]:
     """Return the name in front of the height, then its other spellings and its first half where it says "X on Y"."""
     found = re.match(r"([^\d;,]+?),?\s+-?\d[\d,.]*(?:\s*m\b|$)", text)
-    if not found or re.search(r"unnamed|location|\bkm\b|\d|junction|Oceans|sea level|\bnear\b|range", found.group(1)):
+    if not found or re.search(
+        r"unnamed|location|\bkm\b|\d|junction|Oceans|sea level|\bnear\b|range", found.group(1)
+    ):
         return []
     main, others = _bracketed(found.group(1))
     short = re.split(r" (?:on|at|of the) ", main)[0]
@@ -181,8 +193,20 @@ def _currency(text: str) -> list[str]:
     if re.search(r"[/;,]", name):
         return []
     irregular = {"kronor": "krona", "kroner": "krone", "kronur": "krona", "liras": "lira", "maloti": "loti"}
-    irregular |= {"emalangeni": "lilangeni", "meticais": "metical", "leva": "lev", "lei": "leu", "zlotych": "zloty"}
-    irregular |= {"koruny": "koruna", "colones": "colon", "quetzales": "quetzal", "guaranies": "guarani", "lempiras": "lempira"}
+    irregular |= {
+        "emalangeni": "lilangeni",
+        "meticais": "metical",
+        "leva": "lev",
+        "lei": "leu",
+        "zlotych": "zloty",
+    }
+    irregular |= {
+        "koruny": "koruna",
+        "colones": "colon",
+        "quetzales": "quetzal",
+        "guaranies": "guarani",
+        "lempiras": "lempira",
+    }
     *front, last = name.split()
     single = irregular.get(last, last.removesuffix("s") if len(last) > 3 else last)
     singular = " ".join([*front, single])
@@ -230,13 +254,17 @@ def _legislature(text: str) -> list[str]:
 
 def _language(text: str) -> list[str]:
     """Return the language marked official, where one is and no other."""
-    official = re.findall(r"(?:^|, )([A-Z][a-z]+(?: [A-Z][a-z]+)?)(?: only)?(?: \d[\d.]*%)? \(official\)", text)
+    official = re.findall(
+        r"(?:^|, )([A-Z][a-z]+(?: [A-Z][a-z]+)?)(?: only)?(?: \d[\d.]*%)? \(official\)", text
+    )
     return official if len(official) == 1 and text.count("official") == 1 else []
 
 
 def _bracketed(text: str) -> tuple[str, list[str]]:
     """Split off what stands in brackets, which may hold several spellings."""
-    spellings = [part.strip() for inner in re.findall(r"\(([^()]*)\)", text) for part in re.split(r"[,/]| or ", inner)]
+    spellings = [
+        part.strip() for inner in re.findall(r"\(([^()]*)\)", text) for part in re.split(r"[,/]| or ", inner)
+    ]
     return re.sub(r"\s*\([^()]*\)", "", text).strip(), [part for part in spellings if part]
 
 

@@ -33,7 +33,9 @@ def table(figures: Mapping[str, Any]) -> str:
 
 def majority(questions: Sequence[Question]) -> float:
     """Return the share of ``questions`` that the best constant answer gets right by exact match."""
-    votes = Counter(answer for question in questions for answer in {normalise(text) for text in question.golden_answers})
+    votes = Counter(
+        answer for question in questions for answer in {normalise(text) for text in question.golden_answers}
+    )
     return max(votes.values()) / len(questions)
 
 
@@ -46,7 +48,9 @@ def _figures(questions: Sequence[Question], index: Index, contents: Sequence[str
     return {
         "questions": len(questions),
         "by_kind": dict(sorted(Counter(str(question.metadata["kind"]) for question in questions).items())),
-        "by_relation": dict(sorted(Counter(str(question.metadata["chain"][-1][1]) for question in questions).items())),
+        "by_relation": dict(
+            sorted(Counter(str(question.metadata["chain"][-1][1]) for question in questions).items())
+        ),
         "by_hops": {hops: _coverage(group, index, contents) for hops, group in groups.items()},
     }
 
@@ -58,7 +62,9 @@ def _coverage(questions: Sequence[Question], index: Index, contents: Sequence[st
     return {
         "questions": len(questions),
         "majority": round(majority(questions), 4),
-        "verbatim_top3": share([_finds(index, contents, each.question, each.golden_answers, 3) for each in questions]),
+        "verbatim_top3": share(
+            [_finds(index, contents, each.question, each.golden_answers, 3) for each in questions]
+        ),
         "gold_top1": share([_finds_all(index, contents, each, 1) for each in questions]),
         "gold_top3": share([_finds_all(index, contents, each, 3) for each in questions]),
     }
@@ -67,7 +73,8 @@ def _coverage(questions: Sequence[Question], index: Index, contents: Sequence[st
 def _finds_all(index: Index, contents: Sequence[str], question: Question, k: int) -> bool:
     goals = [(link[2],) for link in question.metadata["chain"]]
     return all(
-        _finds(index, contents, query, goal, k) for query, goal in zip(gold_queries(question), goals, strict=True)
+        _finds(index, contents, query, goal, k)
+        for query, goal in zip(gold_queries(question), goals, strict=True)
     )
 
 

@@ -46,7 +46,9 @@ def gather(folder: Path) -> Material:
     table = _read(elements.read_elements, files["elements"])
     articles = _read(wikipedia.read_articles, files["wikipedia"])
     names = {country.name: country.names for country in countries if country.independent_entry}
-    spelled = {name.lower(): (country, *all_names) for country, all_names in names.items() for name in all_names}
+    spelled = {
+        name.lower(): (country, *all_names) for country, all_names in names.items() for name in all_names
+    }
     passages = [
         *(passage for country in countries for passage in factbook.passages(country)),
         *(passage for title, text in articles for passage in wikipedia.passages(title, text)),
@@ -71,5 +73,13 @@ def _find(folder: Path, pattern: str) -> Path:
 def _read(reader: Callable[[Path], T], file: Path) -> T:
     try:
         return reader(file)
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile, tarfile.TarError, sqlite3.Error, ElementTree.ParseError) as error:
+    except (
+        OSError,
+        KeyError,
+        ValueError,
+        zipfile.BadZipFile,
+        tarfile.TarError,
+        sqlite3.Error,
+        ElementTree.ParseError,
+    ) as error:
         raise LLDSError(f"{file} can't be read as a source ({error}): fetch it again.") from error

@@ -6,7 +6,7 @@ import bz2
 import html
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -47,13 +47,20 @@ def passages(title: str, text: str) -> Iterator[Passage]:
 
 def plain_text(wikitext: str) -> str:
     """Return ``wikitext`` without markup, tables, references and the lists at the end of an article."""
-    text = re.split(r"^==\s*(?:See also|References|External links|Further reading|Notes)\s*==", wikitext, flags=re.M)[0]
+    text = re.split(
+        r"^==\s*(?:See also|References|External links|Further reading|Notes)\s*==", wikitext, flags=re.M
+    )[0]
     text = re.sub(r"<!--.*?-->", "", text, flags=re.S)
     text = re.sub(r"<ref[^>/]*/>", "", text)
     text = re.sub(r"<(ref|math|gallery|timeline)\b.*?</\1>", "", text, flags=re.S)
     text = _until_still(r"\{\{convert\|([^|{}]*)\|([^|{}]*)[^{}]*\}\}|\{\{[^{}]*\}\}", _unit, text)
     text = _until_still(r"\{\|(?:(?!\{\|).)*?\|\}", lambda _: "", text)
-    text = re.sub(r"\[\[(?:File|Image|Category|Media):(?:[^\[\]]|\[\[[^\[\]]*\]\]|\[[^\[\]]*\])*\]\]", "", text, flags=re.I)
+    text = re.sub(
+        r"\[\[(?:File|Image|Category|Media):(?:[^\[\]]|\[\[[^\[\]]*\]\]|\[[^\[\]]*\])*\]\]",
+        "",
+        text,
+        flags=re.I,
+    )
     text = re.sub(r"\[\[[a-z-]{2,12}:[^\[\]]*\]\]", "", text)
     text = re.sub(r"\[\[(?:[^\[\]|]*\|)?([^\[\]]*)\]\]", r"\1", text)
     text = re.sub(r"\[https?://\S+ ?([^\]]*)\]", r"\1", text)
@@ -74,11 +81,11 @@ def _unit(found: re.Match[str]) -> str:
     return f"{found.group(1)} {found.group(2)}" if found.group(1) else ""
 
 
-def _until_still(pattern: str, replace: object, text: str) -> str:
+def _until_still(pattern: str, replace: Callable[[re.Match[str]], str], text: str) -> str:
     """Replace from the inside out until nothing nested is left."""
     compiled = re.compile(pattern, flags=re.S | re.I)
     while True:
-        changed = compiled.sub(replace, text)  # type: ignore[arg-type]
+        changed = compiled.sub(replace, text)
         if changed == text:
             return text
         text = changed

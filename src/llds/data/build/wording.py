@@ -25,11 +25,19 @@ WORDINGS = {
         invert=("the country whose capital is {v}", "the country with the capital {v}"),
     ),
     "highest point": Wording(
-        ask=("What is the highest point of {x}?", "What is the highest point in {x}?", "Name the highest point of {x}."),
+        ask=(
+            "What is the highest point of {x}?",
+            "What is the highest point in {x}?",
+            "Name the highest point of {x}.",
+        ),
         invert=("the country whose highest point is {v}", "the country with the highest point {v}"),
     ),
     "lowest point": Wording(
-        ask=("What is the lowest point of {x}?", "What is the lowest point in {x}?", "Name the lowest point of {x}."),
+        ask=(
+            "What is the lowest point of {x}?",
+            "What is the lowest point in {x}?",
+            "Name the lowest point of {x}.",
+        ),
         invert=("the country whose lowest point is {v}", "the country with the lowest point {v}"),
     ),
     "currency": Wording(
@@ -42,7 +50,10 @@ WORDINGS = {
     ),
     "internet country code": Wording(
         ask=("What is the internet country code of {x}?", "Which internet country code does {x} have?"),
-        invert=("the country whose internet country code is {v}", "the country with the internet country code {v}"),
+        invert=(
+            "the country whose internet country code is {v}",
+            "the country with the internet country code {v}",
+        ),
     ),
     "aircraft registration prefix": Wording(
         ask=(
@@ -79,12 +90,19 @@ WORDINGS = {
         invert=("the country whose official language is {v}", "the country with the official language {v}"),
     ),
     "located in": Wording(
-        ask=("In which country is {x} located?", "Which country is {x} located in?", "What country is {x} in?"),
+        ask=(
+            "In which country is {x} located?",
+            "Which country is {x} located in?",
+            "What country is {x} in?",
+        ),
         follow=("the country where {x} is located", "the country that {x} is located in"),
     ),
     "atomic number": Wording(
         ask=("What is the atomic number of {x}?", "Which atomic number does {x} have?"),
-        invert=("the chemical element with atomic number {v}", "the chemical element whose atomic number is {v}"),
+        invert=(
+            "the chemical element with atomic number {v}",
+            "the chemical element whose atomic number is {v}",
+        ),
     ),
     "discovered by": Wording(
         ask=("Who discovered {x}?", "By whom was {x} discovered?"),

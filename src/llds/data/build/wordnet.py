@@ -87,7 +87,9 @@ def _synset(line: str) -> Synset:
     words = tuple(parts[4 + 2 * index].replace("_", " ") for index in range(count))
     rest = parts[4 + 2 * count + 1 :]
     quads = (rest[start : start + 4] for start in range(0, len(rest) - 3, 4))
-    return Synset(parts[0], words, clean(gloss), tuple((symbol, key) for symbol, key, kind, _ in quads if kind == "n"))
+    return Synset(
+        parts[0], words, clean(gloss), tuple((symbol, key) for symbol, key, kind, _ in quads if kind == "n")
+    )
 
 
 def _is_person(synset: Synset) -> bool:

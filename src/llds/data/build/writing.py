@@ -18,12 +18,17 @@ from llds.data.questions import Question, question_row
 from llds.files import atomic_write_bytes, atomic_write_text
 
 
-def write_assets(folder: Path, passages: Sequence[Passage], splits: Mapping[str, Sequence[Question]]) -> dict[str, Any]:
+def write_assets(
+    folder: Path, passages: Sequence[Passage], splits: Mapping[str, Sequence[Question]]
+) -> dict[str, Any]:
     """Write ``corpus.jsonl.gz``, ``questions_<split>.jsonl.gz`` and ``manifest.json``; return the manifest."""
     contents = (join_contents(passage.title, passage.text) for passage in passages)
     corpus = [{"id": str(place), "contents": text} for place, text in enumerate(contents)]
     files = {"corpus.jsonl.gz": corpus}
-    files |= {f"questions_{split}.jsonl.gz": [question_row(each) for each in group] for split, group in splits.items()}
+    files |= {
+        f"questions_{split}.jsonl.gz": [question_row(each) for each in group]
+        for split, group in splits.items()
+    }
     manifest = {
         "files": {name: _write(folder / name, rows) for name, rows in files.items()},
         "passages": dict(sorted(Counter(passage.source for passage in passages).items())),

@@ -10,6 +10,11 @@ Read with TRL 1.16. Only public names of TRL are imported; the methods that are 
 :mod:`trainer`.
 """
 
+from importlib.util import find_spec
+
+if find_spec("trl") is None:
+    raise ImportError('llds.engines.trl needs TRL, which is not installed: pip install "llds[trl]"')
+
 from llds.engines.trl.checks import LLDSStatus, dropout_warnings, structural_status
 from llds.engines.trl.config import LLDSGRPOConfig, LLDSOptions
 from llds.engines.trl.rollout import ANSWER_MASK, TOOL_FAILED, VALID_SEARCHES

@@ -48,7 +48,7 @@ def structural_status(args: Any, options: LLDSOptions) -> LLDSStatus:
     if accumulation % micro_batches == 0:
         return LLDSStatus("structural_zero", _structural_text(args))
     steps, rest = divmod(micro_batches, accumulation)
-    often = f"{steps - 1} of {steps} optimizer steps" if rest == 0 else "all but the first optimizer step"
+    often = "part of the optimizer steps" if rest else f"{steps - 1} of {steps} optimizer steps"
     return LLDSStatus(
         "partial",
         f"LLDS is live in {often} of each rollout; before the policy has changed it is zero by construction "

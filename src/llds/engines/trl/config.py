@@ -1,4 +1,4 @@
-"""The settings of LLDS in TRL: keywords of ``attach_llds`` and, with ``llds_`` before them, fields of a config."""
+"""The settings of LLDS in TRL: keywords of ``attach_llds``, and fields ``llds_…`` of a config."""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@
 Extra keys of its answer, each a list with one entry per completion:
 
 - ``tool_failed`` (bool): the tool broke down in this episode. That isn't the policy's fault, so the episode
-is left out:
-  its rewards don't enter its group's mean and standard deviation, its advantage is 0 and no token of it is in
-  a loss.
+  is left out: its rewards don't enter its group's mean and standard deviation, its advantage is 0, and no
+  token of it is in a loss. (Loss types that average over responses still count it as one, as TRL does with
+  truncated ones.) Reward functions are called for it; what they return is not used.
 - ``answer_mask`` (list of 0 and 1, one per completion token): the tokens of the final answer.
 - ``valid_searches`` (int): searches that were well formed and answered.
 

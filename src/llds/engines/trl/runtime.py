@@ -106,6 +106,7 @@ class LLDSRuntime:
 
     def load(self, folder: str) -> None:
         """Read the anchor from a checkpoint folder, if it is there."""
+        self.anchor = None
         path = Path(folder, ANCHOR_FILE)
         if self.options.baseline == "anchor" and path.exists():
             self.anchor = LaggedAnchor(self._trainer.model, self.options.anchor_every)
@@ -178,7 +179,7 @@ class LLDSRuntime:
         self._window.add(
             {**additive, "loss": output.loss, **self._extras(inputs, logprobs.detach(), mask, unseen)}
         )
-        for observer in self.observers:
+        for observer in () if unseen else self.observers:
             observer(logprobs.detach(), old, inputs["advantages"], mask, inputs)
         if accelerator.sync_gradients:
             self._close(coef)

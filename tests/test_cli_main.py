@@ -1,0 +1,149 @@
+"""The command line: help, exit codes, one sentence per mistake, and what it prints."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from llds.cli import main
+from llds.training.environment import prepare_environment
+from llds.training.recipe import Recipe
+from llds.training.settings import settings_table
+from tiny_world import built_world, small_settings
+
+prepare_environment()
+
+
+@pytest.fixture(scope="module")
+def world():
+    return built_world()
+
+
+@pytest.fixture
+def llds(monkeypatch, capsys, tmp_path):
+    """Run a command in this process; returns exit code, stdout, stderr."""
+    monkeypatch.setenv("LLDS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["llds", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as ending:
+            code = ending.code or 0
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def test_help_lists_the_commands(llds):
+    code, out, _ = llds("--help")
+    assert code == 0
+    for command in ("train", "eval", "ask"):
+        assert command in out
+    assert llds("--version")[1].startswith("llds ")
+
+
+def test_train_help_explains_every_setting(llds):
+    code, out, _ = llds("train", "--help")
+    assert code == 0
+    for key, item in settings_table(Recipe).items():
+        assert f"\n  {key}=" in out
+        assert item.help in out
+        if item.unit:
+            assert item.unit in out
+
+
+def test_print_config_is_a_recipe_that_reads_back(llds, tmp_path):
+    code, out, _ = llds("train", "smollm2", "grpo.learning_rate=3e-6", "--print-config")
+    assert code == 0
+    path = tmp_path / "printed.yaml"
+    path.write_text(out)
+    code, again, _ = llds("train", path, "--print-config")
+    assert (code, again) == (0, out)
+    assert "learning_rate: 3.0e-06" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["train", "grpo.lerning_rate=1"], "did you mean 'grpo.learning_rate'?"),
+        (["train", "tny"], "did you mean 'tiny'?"),
+        (["train", "tiny", "smollm2"], "'smollm2' is not a setting: write key=value"),
+        (["eval", "nowhere"], "There is no model folder nowhere"),
+        (["ask", "nowhere", "Q?"], "There is no model folder nowhere"),
+        (["ask", "tiny", "Q?", "episode.promt=x"], "did you mean 'episode.prompt'?"),
+    ],
+)
+def test_a_mistake_is_one_sentence_on_stderr_and_exit_code_2(llds, arguments, expected):
+    code, out, err = llds(*arguments)
+    assert code == 2
+    assert out == ""
+    assert expected in err
+    assert err.startswith("llds: ")
+    assert err.count("\n") == 1
+
+
+def test_help_is_quick_because_it_imports_no_framework():
+    script = (
+        "import sys\nfrom llds.cli import main\nsys.argv = ['llds', 'train', '--help']\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "heavy = {'transformers', 'trl', 'datasets', 'accelerate', 'bm25s'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("missing", ["typer", "trl", "bm25s"])
+def test_a_missing_extra_is_one_sentence(llds, monkeypatch, missing):
+    monkeypatch.setattr("llds.cli.find_spec", lambda name: None if name == missing else name)
+    code, out, err = llds("train")
+    assert (code, out) == (2, "")
+    assert err == f"llds: {missing} is not installed; run: pip install 'llds[train]'\n"
+
+
+def test_train_eval_ask_work_together(llds, world, tmp_path):
+    settings = small_settings(world, world / "model", tmp_path / "runs")
+    code, out, err = llds("train", *settings, "run.rollouts=1", "--json")
+    assert code == 0, err
+    result = json.loads(out)
+    assert result["finished"]
+    assert {"before", "after"} <= result["evaluations"].keys()
+    assert "step 2/2" in err
+
+    folder = result["folder"]
+    code, out, err = llds(
+        "eval", folder, "--questions", world / "test.jsonl", "--json", "--rows", tmp_path / "rows.jsonl"
+    )
+    assert code == 0, err
+    again = json.loads(out)
+    assert again["groups"] == result["evaluations"]["after"]["groups"]
+    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 8
+    code, out, _ = llds("eval", folder, "--questions", world / "test.jsonl", "--no-retriever")
+    assert code == 0
+    assert "one-hop" in out
+
+    question = "What is the currency of Estia?"
+    code, out, _ = llds("ask", folder, question)
+    assert code == 0
+    assert "<search> Estia currency </search>" in out
+    assert "<information>" in out
+    code, asked, _ = llds("ask", folder, question, "--json")
+    assert json.loads(asked)["response"].strip() == out.strip()
+
+
+def test_a_model_folder_without_a_recipe_gets_the_default_one(llds, world):
+    code, out, err = llds(
+        "ask",
+        world / "model",
+        "What is the currency of Estia?",
+        f"retrieval.corpus={world / 'corpus.jsonl'}",
+        "episode.max_response=256",
+        "--no-retriever",
+    )
+    assert code == 0, err
+    assert "<information></information>" in out
