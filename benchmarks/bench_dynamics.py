@@ -5,8 +5,6 @@ processor time used, so that a busy machine hardly matters; the ratios are what 
 the size of the tiny recipe's, so this is the worst case: the cost of watching does not grow with the model.
 """
 
-# ruff: noqa: T201
-
 import statistics
 import time
 from collections.abc import Callable
