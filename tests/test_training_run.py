@@ -111,7 +111,8 @@ def test_a_run_learns_and_leaves_its_records(straight):
 
 
 def test_every_metric_is_documented(straight):
-    text = (Path(__file__).parents[1] / "docs" / "training.md").read_text()
+    docs = Path(__file__).parents[1] / "docs"
+    text = (docs / "training.md").read_text() + (docs / "dynamics.md").read_text()
     keys = {key for row in read_lines(straight[0].folder / "metrics.jsonl") for key in row}
     assert sorted(key for key in keys if f"`{key}`" not in text) == []
 

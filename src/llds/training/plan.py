@@ -89,6 +89,16 @@ def question_order(count: int, recipe: Recipe) -> list[int]:
     return order[:needed]
 
 
+def rollout_seed(seed: int, use: str, rollout: int, process: int, attempt: int) -> int:
+    """Return the seed of a rollout for one use of random numbers on one process.
+
+    ``attempt``: how often the run went back to a checkpoint. The seed depends on it, or what follows a
+    rollback would be the same again.
+    """
+    again = (attempt,) if attempt else ()
+    return seed_of(seed, use, rollout, process, *again)
+
+
 def seed_of(*parts: object) -> int:
     """Return a seed below 2**32 that depends on every part, as (run seed, rollout index, process)."""
     text = "/".join(str(part) for part in parts)

@@ -101,8 +101,33 @@ class RunFolder:
             if path > self._trajectory_file(step):
                 path.unlink()
 
+    def set_aside_after(self, step: int, folder: Path) -> None:
+        """Move metrics, trajectories and evaluations after optimizer step ``step`` to ``folder``.
+
+        Can be repeated after a crash in the middle.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        rows = read_lines(self.metrics) if self.metrics.exists() else []
+        undone = [row for row in rows if row["step"] > step]
+        if undone:
+            atomic_write_text(folder / "metrics.jsonl", "".join(f"{_dump(row)}\n" for row in undone))
+        last_rollout = max((row["rollout"] for row in rows if row["step"] <= step), default=0)
+        late = [
+            *(path for path in self.trajectories.glob("step-*.jsonl") if path > self._trajectory_file(step)),
+            *(path for path in self.evaluations.glob("rollout-*.jsonl") if _number_in(path) > last_rollout),
+        ]
+        for path in late:
+            target = folder / path.parent.name / path.name
+            target.parent.mkdir(exist_ok=True)
+            path.replace(target)
+        self.cut_after(step)
+
     def _trajectory_file(self, step: int) -> Path:
         return self.trajectories / f"step-{step:06d}.jsonl"
+
+
+def _number_in(path: Path) -> int:
+    return int(path.stem.rpartition("-")[2])
 
 
 def append_line(path: Path, row: Mapping[str, Any]) -> None:

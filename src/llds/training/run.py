@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 
+from llds.data.questions import Question
 from llds.engines.trl import dropout_warnings
 from llds.errors import LLDSError
 from llds.evaluation.evaluate import EvalResult, compare, load_evaluation
@@ -20,6 +21,7 @@ from llds.files import atomic_write_text
 from llds.search.episode import EpisodeRunner
 from llds.search.retrieval import RetrieverUnavailable
 from llds.search.sampling import Sampling
+from llds.training.alarms import STOPPED_BY_ALARM, AlarmDesk, Reaction
 from llds.training.checkpoints import (
     atomic_folder,
     checkpoint_step,
@@ -37,12 +39,14 @@ from llds.training.inputs import (
     make_retriever,
     training_questions,
 )
-from llds.training.interrupt import stop_on_signal
+from llds.training.interrupt import StopRequest, stop_on_signal
 from llds.training.plan import Plan, make_plan
 from llds.training.policy import Policy, pick_device
+from llds.training.probe import RunProbe
 from llds.training.progress import Display
 from llds.training.recipe import RECIPE_FILE, Recipe, first_difference, read_recipe_file
 from llds.training.records import RunFolder, read_lines, write_json
+from llds.training.rollback import Rollbacks
 from llds.training.scoring import AFTER, BEFORE, Scorer
 from llds.training.settings import to_yaml
 from llds.training.trainer import RunCallback, SearchTrainer, make_trainer
@@ -151,7 +155,7 @@ def _train(recipe: Recipe, display: Display, run: RunFolder) -> RunResult:
     questions, held_out = training_questions(recipe), held_out_questions(recipe)
     check_reporters(recipe.run.report_to)
     plan, protocol = make_plan(recipe, PartialState().num_processes), make_protocol(recipe)
-    checkpoint = _open_run(run, recipe, display)
+    _open_run(run, recipe, display)
     with display.phase("opening the corpus", 1):
         retriever = make_retriever(recipe.retrieval)
     policy = starting_policy(recipe, questions, retriever, protocol, display)
@@ -162,32 +166,78 @@ def _train(recipe: Recipe, display: Display, run: RunFolder) -> RunResult:
     scorer.score_both(BEFORE)
     sampling = Sampling(recipe.sampling.temperature, recipe.sampling.top_p, recipe.sampling.top_k)
     runner = EpisodeRunner(policy.model, policy.tokenizer, retriever, protocol, make_limits(recipe), sampling)
-    trainer, sampler = make_trainer(recipe, plan, run, policy, runner, questions)
-    _say_what_llds_can_do(trainer, run, display)
 
     def told() -> None:
         display.note("Stopping after this rollout and saving; press Ctrl-C again to stop at once.")
 
     with stop_on_signal(told) as stop:
-        trainer.add_callback(
-            RunCallback(recipe, plan, run, display, stop, sampler, trainer.accelerator, scorer.score_rollout)
-        )
-        _fit(trainer, plan, run, checkpoint, display)
-    if trainer.state.global_step < plan.total_steps:
-        if trainer.accelerator.is_main_process:
-            run.event("stop", step=trainer.state.global_step)
+        reaction: Reaction = "rollback"
+        while reaction == "rollback":
+            parts = _Parts(recipe, plan, run, policy, runner, questions, scorer, stop, display)
+            reaction, steps = _attempt(parts)
+    if reaction == "stop":
+        return read_result(run, exit_code=STOPPED_BY_ALARM)
+    if steps < plan.total_steps:
+        if PartialState().is_main_process:
+            run.event("stop", step=steps)
         return read_result(run, exit_code=stop.exit_code)
     scorer.score_both(AFTER)
     return _finish(recipe, run, policy)
 
 
-def _open_run(run: RunFolder, recipe: Recipe, display: Display) -> Path | None:
-    """Make a new run folder, or take up the old one. Returns the checkpoint to go on from, if there is one.
+@dataclass(frozen=True)
+class _Parts:
+    """All that one attempt is made of."""
+
+    recipe: Recipe
+    plan: Plan
+    run: RunFolder
+    policy: Policy
+    runner: EpisodeRunner
+    questions: list[Question]
+    scorer: Scorer
+    stop: StopRequest
+    display: Display
+
+
+def _attempt(parts: _Parts) -> tuple[Reaction, int]:
+    """Train from the last checkpoint to the end, to a stop, or until the run went back to a checkpoint.
+
+    Returns how an alarm ended it, if one did, and the number of optimizer steps that are done.
+    """
+    recipe, run, display = parts.recipe, parts.run, parts.display
+    PartialState().wait_for_everyone()
+    rollbacks = Rollbacks(run)
+    trainer, sampler = make_trainer(
+        recipe, parts.plan, run, parts.policy, parts.runner, parts.questions, rollbacks
+    )
+    _say_what_llds_can_do(trainer, run, display)
+    alarms = AlarmDesk(recipe, run, display, rollbacks, trainer)
+    trainer.llds.monitor.hooks.append(alarms.hear)
+    trainer.add_callback(
+        RunCallback(
+            recipe=recipe,
+            plan=parts.plan,
+            run=run,
+            display=display,
+            stop=parts.stop,
+            sampler=sampler,
+            trainer=trainer,
+            alarms=alarms,
+            probe=RunProbe(recipe, parts.runner, parts.questions, run.path / "probe.json"),
+            evaluate=parts.scorer.score_rollout,
+            attempt=len(rollbacks),
+        )
+    )
+    _fit(trainer, parts.plan, run, _latest(run), display)
+    return alarms.reaction, trainer.state.global_step
+
+
+def _open_run(run: RunFolder, recipe: Recipe, display: Display) -> None:
+    """Make a new run folder, or take up the old one at its last checkpoint.
 
     Raises :class:`LLDSError` when the folder holds a run of another recipe, or something else.
     """
-    checkpoints = list_checkpoints(run.checkpoints)
-    step = checkpoint_step(checkpoints[-1]) if checkpoints else 0
     if PartialState().is_main_process:
         started = run.config.exists()
         if started:
@@ -197,12 +247,22 @@ def _open_run(run: RunFolder, recipe: Recipe, display: Display) -> Path | None:
         else:
             atomic_write_text(run.config, to_yaml(recipe))
         remove_unfinished(run.checkpoints)
+        Rollbacks(run).finish()
+        step = _step_of(_latest(run))
         run.cut_after(step)
         run.event("resume" if started else "start", step=step)
         if started:
             display.note(f"Going on with the run in {run.path} after {step} optimizer steps.")
     PartialState().wait_for_everyone()
+
+
+def _latest(run: RunFolder) -> Path | None:
+    checkpoints = list_checkpoints(run.checkpoints)
     return checkpoints[-1] if checkpoints else None
+
+
+def _step_of(checkpoint: Path | None) -> int:
+    return checkpoint_step(checkpoint) if checkpoint else 0
 
 
 def _check_same_recipe(run: RunFolder, recipe: Recipe) -> None:
@@ -226,7 +286,7 @@ def _say_what_llds_can_do(trainer: SearchTrainer, run: RunFolder, display: Displ
 def _fit(
     trainer: SearchTrainer, plan: Plan, run: RunFolder, checkpoint: Path | None, display: Display
 ) -> None:
-    first = checkpoint_step(checkpoint) if checkpoint else 0
+    first = _step_of(checkpoint)
     with display.training(first, plan.total_steps):
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)

@@ -320,8 +320,7 @@ class LLDSRuntime:
 def _entropies_of(result: Any, logprobs: Tensor) -> Tensor | None:
     """Return the entropies [B, T] of a forward pass, if it has any; TRL puts them after the log-probs."""
     second = result[1] if isinstance(result, tuple) and len(result) > 1 else None
-    is_like = isinstance(second, Tensor) and second.shape == logprobs.shape
-    return second.detach() if is_like else None
+    return second.detach() if isinstance(second, Tensor) and second.shape == logprobs.shape else None
 
 
 def _logprobs_of(result: Any) -> Tensor:
