@@ -264,13 +264,16 @@ class LLDSRuntime:
         }
 
     def _extras(self, inputs: dict[str, Any], mask: Tensor, unseen: bool) -> dict[str, Tensor]:
-        """Return the sums that the objective doesn't know: batches, and whether LLDS could act in them."""
+        """Return the sums that the objective doesn't know: batches, whether LLDS could act in them, and where
+        old and new were taken to be the same.
+        """
         old = inputs.get("old_per_token_logps")
         fresh = self._updates_since_rollout(inputs) == 0
         structural = {"old": old is None or fresh, "anchor": self.anchor is not None and self.anchor.lag == 0}
         numbers = {
             "batches": 1,
             "structural_batches": structural.get(self.options.baseline, False),
+            "assumed_batches": old is None,
             "unseen": unseen,
         }
         return {name: torch.tensor(float(value), device=mask.device) for name, value in numbers.items()}

@@ -78,6 +78,9 @@ def make_record(
 ) -> StepRecord:
     """Turn the sums of an optimizer step into its record."""
     structural = sums["structural_batches"] == sums["batches"]
+    if sums["assumed_batches"]:
+        # Without old log-probs the floor was not measured.
+        series = {**series, "noise_floor": None}
     metrics = {LOG_PREFIX + name: value for name, value in series.items() if value is not None}
     # Every process adds its loss times the number of processes, for gradients are averaged over them.
     metrics |= {
