@@ -6,6 +6,10 @@ The alarm is planted: a real collapse takes longer than a test. When the monitor
 
 import io
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -329,3 +333,18 @@ def test_a_probe_set_of_other_questions_is_one_sentence(world, tmp_path):
     (tmp_path / "try" / "probe.json").write_text('{"questions": ["nobody"]}')
     with pytest.raises(LLDSError, match=r"probe\.json does not name questions of the training set"):
         run_in_process(recipe)
+
+
+def test_two_processes_go_back_together(world, tmp_path):
+    settings = [*small_settings(world, world / "model", tmp_path), *ROLLBACK]
+    settings += ["run.rollouts=2", "evaluation.questions=2", "evaluation.without_retriever=false"]
+    root = Path(__file__).parents[1]
+    paths = [str(root / "src"), str(root / "tests"), os.environ.get("PYTHONPATH", "")]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command += [str(root / "tests" / "alarm_worker.py"), *settings]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr[-4000:]
+    rows = read_lines(tmp_path / "try" / "metrics.jsonl")
+    assert [row["llds/coef"] for row in rows] == pytest.approx([0.2] * 2 + [0.6] * 2)
+    assert len(read_lines(tmp_path / "try" / "rolled-back" / "1" / "metrics.jsonl")) == 2
