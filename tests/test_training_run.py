@@ -268,18 +268,28 @@ def test_a_broken_checkpoint_is_one_sentence(world, tmp_path):
         run_in_process(recipe)
 
 
+NOTE_WHO_WARM_STARTS = """
+import os
+from pathlib import Path
+
+import llds.training.warm as warm
+from llds.cli import main
+
+train = warm.warm_start
+
+def noted(*arguments, **options):
+    Path(__file__).with_name("warm-" + os.environ["RANK"]).touch()
+    train(*arguments, **options)
+
+warm.warm_start = noted
+main()
+"""
+
+
 def test_two_processes_train_one_run(world, tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc_per_node",
-        "2",
-        "-m",
-        "llds.cli",
-        "train",
-    ]
-    command += [*small_settings(world, world / "model", tmp_path), "run.rollouts=2"]
+    script = write(tmp_path / "train.py", NOTE_WHO_WARM_STARTS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", script, "train"]
+    command += [*small_settings(world, world / "model", tmp_path), "run.rollouts=2", "warm_start.steps=2"]
     env = os.environ | {"OMP_NUM_THREADS": "1", "LLDS_CACHE": str(tmp_path / "cache")}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -288,6 +298,9 @@ def test_two_processes_train_one_run(world, tmp_path):
     assert rows[0]["llds/structural_zero"] == 1
     assert done.stdout.count("gain in points") == 1
     assert json.loads((tmp_path / "try" / "result.json").read_text())["finished"]
+    assert [path.name for path in tmp_path.glob("warm-*")] == ["warm-0"]
+    (folder,) = (tmp_path / "cache" / "warm").iterdir()
+    assert (folder / "model.safetensors").is_file()
 
 
 def test_a_finished_run_is_shown_not_repeated(world, straight, tmp_path):

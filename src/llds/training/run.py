@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,13 @@ from llds.engines.trl import dropout_warnings
 from llds.errors import LLDSError
 from llds.evaluation.evaluate import EvalResult, compare, load_evaluation
 from llds.evaluation.report import format_comparison
-from llds.files import atomic_write_text
+from llds.files import atomic_folder, atomic_write_text, remove_unfinished
 from llds.search.episode import EpisodeRunner
 from llds.search.retrieval import RetrieverUnavailable
 from llds.search.sampling import Sampling
 from llds.training.checkpoints import (
-    atomic_folder,
     checkpoint_step,
     list_checkpoints,
-    remove_unfinished,
     save_model_folder,
 )
 from llds.training.environment import silence_libraries
@@ -47,6 +46,9 @@ from llds.training.scoring import AFTER, BEFORE, Scorer
 from llds.training.settings import to_yaml
 from llds.training.trainer import RunCallback, SearchTrainer, make_trainer
 from llds.training.warm import starting_policy
+
+# How long processes wait for the first one, which converts, warm-starts and scores alone.
+_PATIENCE = timedelta(hours=12)
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def train(recipe: Recipe, display: Display) -> RunResult:
     if recipe.run.threads:
         torch.set_num_threads(recipe.run.threads)
     # The first call decides whether the processes of a launcher find each other, and over what.
-    PartialState(cpu=pick_device(recipe.model.device) == "cpu")
+    PartialState(cpu=pick_device(recipe.model.device) == "cpu", timeout=_PATIENCE)
     run = RunFolder(Path(recipe.run.folder) / recipe.run.name)
     with display, run.locked() if PartialState().is_main_process else nullcontext():
         if run.result.exists():
@@ -152,9 +154,11 @@ def _train(recipe: Recipe, display: Display, run: RunFolder) -> RunResult:
     check_reporters(recipe.run.report_to)
     plan, protocol = make_plan(recipe, PartialState().num_processes), make_protocol(recipe)
     checkpoint = _open_run(run, recipe, display)
-    with display.phase("opening the corpus", 1):
-        retriever = make_retriever(recipe.retrieval)
-    policy = starting_policy(recipe, questions, retriever, protocol, display)
+    # What one process puts into the cache of a machine, the others find there.
+    with PartialState().local_main_process_first():
+        with display.phase("opening the corpus", 1):
+            retriever = make_retriever(recipe.retrieval)
+        policy = starting_policy(recipe, questions, retriever, protocol, display)
     for note in policy.notes:
         display.note(note)
     check_prompts([*questions, *held_out], policy, protocol, recipe)
@@ -196,7 +200,7 @@ def _open_run(run: RunFolder, recipe: Recipe, display: Display) -> Path | None:
             raise LLDSError(f"{run.path} exists and is not a run folder; choose another run.name.")
         else:
             atomic_write_text(run.config, to_yaml(recipe))
-        remove_unfinished(run.checkpoints)
+        remove_unfinished(run.path)
         run.cut_after(step)
         run.event("resume" if started else "start", step=step)
         if started:
