@@ -337,7 +337,7 @@ def test_a_structural_zero_is_said_before_the_first_step(world, tmp_path):
     result, said = run_in_process(recipe)
     assert "STRUCTURAL ZERO" in said
     assert said.index("STRUCTURAL ZERO") < said.index("step 1/1")
-    assert result.llds_steps == {"active": 0, "measured zero": 0, "structural zero": 1}
+    assert result.llds_steps == {"active": 0, "measured zero": 0, "structural zero": 1, "off": 0}
     event = next(event for event in read_lines(result.folder / "events.jsonl") if event["event"] == "llds")
     assert event["status"] == "structural_zero"
 
@@ -459,9 +459,25 @@ def test_episodes_whose_tool_failed_are_left_out_and_counted(world, tmp_path, se
 def test_a_retriever_that_is_down_is_one_sentence(world, tmp_path, server):
     handler, url = server
     handler.broken = True
-    recipe = recipe_for(world, tmp_path, f"retrieval.url={url}", "retrieval.tries=1")
+    quick = ("run.rollouts=1", "evaluation.without_retriever=false")
+    recipe = recipe_for(world, tmp_path, f"retrieval.url={url}", "retrieval.tries=1", *quick)
     with pytest.raises(LLDSError, match="check that it runs"):
         run_in_process(recipe)
+    # Nothing was done yet, so the mistake may be mended in the same folder.
+    result, said = run_in_process(recipe_for(world, tmp_path, *quick))
+    assert result.finished
+    assert "Going on" not in said
+    assert [event["event"] for event in read_lines(result.folder / "events.jsonl")][:2] == ["start", "start"]
+
+
+def test_without_a_penalty_llds_is_off_and_not_zero(world, tmp_path):
+    from llds.training.run import format_result
+
+    settings = ("llds.coef=0", "run.rollouts=1", "evaluation.without_retriever=false")
+    result, said = run_in_process(recipe_for(world, tmp_path, *settings))
+    assert result.llds_steps == {"active": 0, "measured zero": 0, "structural zero": 0, "off": 2}
+    assert "LLDS penalty off in 2." in format_result(result)
+    assert said.count("LLDS loss off") == 2
 
 
 def broken_model(world, folder, change):

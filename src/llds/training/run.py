@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ from llds.training.plan import Plan, make_plan
 from llds.training.policy import Policy, pick_device
 from llds.training.progress import Display
 from llds.training.recipe import RECIPE_FILE, Recipe, first_difference, read_recipe_file
-from llds.training.records import RunFolder, read_lines, write_json
+from llds.training.records import RunFolder, read_lines, what_llds_did, write_json
 from llds.training.scoring import AFTER, BEFORE, Scorer
 from llds.training.settings import to_yaml
 from llds.training.trainer import RunCallback, SearchTrainer, make_trainer
@@ -57,7 +58,7 @@ class RunResult:
 
     ``finished``: the run is done; otherwise it was stopped, and ``exit_code`` says by which signal.
     ``evaluations``: by name, as in the folder ``evaluations``. ``llds_steps``: the number of optimizer steps
-    in which the penalty was "active", a "measured zero" and a "structural zero". ``seconds``: time in
+    in which the penalty was "active", a "measured zero", a "structural zero" and "off". ``seconds``: time in
     optimizer steps, rollouts included.
     """
 
@@ -126,12 +127,8 @@ def read_result(run: RunFolder, exit_code: int = 0) -> RunResult:
 
 def count_llds_steps(rows: list[dict[str, Any]]) -> dict[str, int]:
     """Count the optimizer steps by what LLDS did in them."""
-    counts = {"active": 0, "measured zero": 0, "structural zero": 0}
-    for row in rows:
-        structural = row.get("llds/structural_zero") == 1
-        acted = "active" if row.get("llds/penalised_share") else "measured zero"
-        counts["structural zero" if structural else acted] += 1
-    return counts
+    counts = Counter(what_llds_did(row) for row in rows)
+    return {name: counts[name] for name in ("active", "measured zero", "structural zero", "off")}
 
 
 def format_result(result: RunResult) -> str:
@@ -193,10 +190,10 @@ def _open_run(run: RunFolder, recipe: Recipe, display: Display) -> Path | None:
     checkpoints = list_checkpoints(run.checkpoints)
     step = checkpoint_step(checkpoints[-1]) if checkpoints else 0
     if PartialState().is_main_process:
-        started = run.config.exists()
+        started = run.has_begun()
         if started:
             _check_same_recipe(run, recipe)
-        elif any(path.name != ".lock" for path in run.path.iterdir()):
+        elif not run.is_free():
             raise LLDSError(f"{run.path} exists and is not a run folder; choose another run.name.")
         else:
             atomic_write_text(run.config, to_yaml(recipe))
