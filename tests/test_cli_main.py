@@ -73,6 +73,8 @@ def test_print_config_is_a_recipe_that_reads_back(llds, tmp_path):
         (["train", "grpo.lerning_rate=1"], "did you mean 'grpo.learning_rate'?"),
         (["train", "tny"], "did you mean 'tiny'?"),
         (["train", "tiny", "smollm2"], "'smollm2' is not a setting: write key=value"),
+        (["eval", "tiny", "--split", "tset"], 'there is no split "tset"'),
+        (["eval", "tiny", "--split", "test", "--questions", "q.jsonl"], "give one of them"),
         (["eval", "nowhere"], "There is no model folder nowhere"),
         (["ask", "nowhere", "Q?"], "There is no model folder nowhere"),
         (["ask", "tiny", "Q?", "episode.promt=x"], "did you mean 'episode.prompt'?"),
@@ -116,12 +118,16 @@ def test_train_eval_ask_work_together(llds, world, tmp_path):
     assert "step 2/2" in err
 
     folder = result["folder"]
-    code, out, err = llds(
-        "eval", folder, "--questions", world / "test.jsonl", "--json", "--rows", tmp_path / "rows.jsonl"
-    )
+    # What the run held out is asked again, unless something else is said.
+    code, out, err = llds("eval", folder, "--json", "--rows", tmp_path / "rows.jsonl")
     assert code == 0, err
     again = json.loads(out)
     assert again["groups"] == result["evaluations"]["after"]["groups"]
+    assert f"Answering 8 questions of {world / 'test.jsonl'}." in err
+    _, _, err = llds("eval", folder, "--questions", world / "train.jsonl", "--no-retriever")
+    assert f"Answering 12 questions of {world / 'train.jsonl'}." in err
+    _, _, err = llds("eval", folder, "--split", "validation", "evaluation.questions=2", "--no-retriever")
+    assert "Answering 2 questions of the embedded validation split." in err
     assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 8
     code, out, _ = llds("eval", folder, "--questions", world / "test.jsonl", "--no-retriever")
     assert code == 0

@@ -23,7 +23,6 @@ from llds.training.progress import PlainDisplay
 from llds.training.recipe import load_recipe
 from llds.training.records import RunFolder, append_line, read_lines
 from llds.training.rollback import Rollbacks
-from llds.training.settings import to_yaml
 from tiny_world import built_world, small_settings
 
 prepare_environment()
@@ -172,6 +171,18 @@ def test_too_many_rollbacks_stop(world, tmp_path, plant):
     assert len(Rollbacks(RunFolder(result.folder))) == 1
 
 
+class Stopping(PlainDisplay):
+    """Presses Ctrl-C twice, so to say, in the middle of an optimizer step."""
+
+    def __init__(self, step):
+        super().__init__(io.StringIO())
+        self.stop_at = step
+
+    def step(self, row):
+        if row["step"] == self.stop_at:
+            raise KeyboardInterrupt
+
+
 class KilledError(Exception):
     """The process died here."""
 
@@ -211,14 +222,9 @@ def _die_at_done(path, content):
 
 
 def test_after_a_rollback_a_kill_goes_on_with_the_raised_coefficient(world, tmp_path, plant, whole):
-    class Stopping(PlainDisplay):
-        def step(self, row):
-            if row["step"] == 9:
-                raise KeyboardInterrupt
-
     plant((7, 5, "critical"))
     recipe = recipe_for(world, tmp_path / "cut", *ROLLBACK)
-    stopped, _ = run_in_process(recipe, Stopping(io.StringIO()))
+    stopped, _ = run_in_process(recipe, Stopping(9))
     assert not stopped.finished
     again, _ = run_in_process(recipe)
     assert comparable(again.folder / "metrics.jsonl") == comparable(whole.folder / "metrics.jsonl")
@@ -328,8 +334,7 @@ def test_one_update_is_that_of_the_optimizer(world, tmp_path):
 
 def test_a_probe_set_of_other_questions_is_one_sentence(world, tmp_path):
     recipe = recipe_for(world, tmp_path, "dynamics.probe_every=1", "run.rollouts=1")
-    (tmp_path / "try").mkdir()
-    (tmp_path / "try" / "config.yaml").write_text(to_yaml(recipe))
+    run_in_process(recipe, Stopping(1))
     (tmp_path / "try" / "probe.json").write_text('{"questions": ["nobody"]}')
     with pytest.raises(LLDSError, match=r"probe\.json does not name questions of the training set"):
         run_in_process(recipe)

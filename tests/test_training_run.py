@@ -269,18 +269,28 @@ def test_a_broken_checkpoint_is_one_sentence(world, tmp_path):
         run_in_process(recipe)
 
 
+NOTE_WHO_WARM_STARTS = """
+import os
+from pathlib import Path
+
+import llds.training.warm as warm
+from llds.cli import main
+
+train = warm.warm_start
+
+def noted(*arguments, **options):
+    Path(__file__).with_name("warm-" + os.environ["RANK"]).touch()
+    train(*arguments, **options)
+
+warm.warm_start = noted
+main()
+"""
+
+
 def test_two_processes_train_one_run(world, tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc_per_node",
-        "2",
-        "-m",
-        "llds.cli",
-        "train",
-    ]
-    command += [*small_settings(world, world / "model", tmp_path), "run.rollouts=2"]
+    script = write(tmp_path / "train.py", NOTE_WHO_WARM_STARTS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", script, "train"]
+    command += [*small_settings(world, world / "model", tmp_path), "run.rollouts=2", "warm_start.steps=2"]
     env = os.environ | {"OMP_NUM_THREADS": "1", "LLDS_CACHE": str(tmp_path / "cache")}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -289,6 +299,9 @@ def test_two_processes_train_one_run(world, tmp_path):
     assert rows[0]["llds/structural_zero"] == 1
     assert done.stdout.count("gain in points") == 1
     assert json.loads((tmp_path / "try" / "result.json").read_text())["finished"]
+    assert [path.name for path in tmp_path.glob("warm-*")] == ["warm-0"]
+    (folder,) = (tmp_path / "cache" / "warm").iterdir()
+    assert (folder / "model.safetensors").is_file()
 
 
 def test_a_finished_run_is_shown_not_repeated(world, straight, tmp_path):
@@ -325,7 +338,7 @@ def test_a_structural_zero_is_said_before_the_first_step(world, tmp_path):
     result, said = run_in_process(recipe)
     assert "STRUCTURAL ZERO" in said
     assert said.index("STRUCTURAL ZERO") < said.index("step 1/1")
-    assert result.llds_steps == {"active": 0, "measured zero": 0, "structural zero": 1}
+    assert result.llds_steps == {"active": 0, "measured zero": 0, "structural zero": 1, "off": 0}
     event = next(event for event in read_lines(result.folder / "events.jsonl") if event["event"] == "llds")
     assert event["status"] == "structural_zero"
 
@@ -447,9 +460,25 @@ def test_episodes_whose_tool_failed_are_left_out_and_counted(world, tmp_path, se
 def test_a_retriever_that_is_down_is_one_sentence(world, tmp_path, server):
     handler, url = server
     handler.broken = True
-    recipe = recipe_for(world, tmp_path, f"retrieval.url={url}", "retrieval.tries=1")
+    quick = ("run.rollouts=1", "evaluation.without_retriever=false")
+    recipe = recipe_for(world, tmp_path, f"retrieval.url={url}", "retrieval.tries=1", *quick)
     with pytest.raises(LLDSError, match="check that it runs"):
         run_in_process(recipe)
+    # Nothing was done yet, so the mistake may be mended in the same folder.
+    result, said = run_in_process(recipe_for(world, tmp_path, *quick))
+    assert result.finished
+    assert "Going on" not in said
+    assert [event["event"] for event in read_lines(result.folder / "events.jsonl")][:2] == ["start", "start"]
+
+
+def test_without_a_penalty_llds_is_off_and_not_zero(world, tmp_path):
+    from llds.training.run import format_result
+
+    settings = ("llds.coef=0", "run.rollouts=1", "evaluation.without_retriever=false")
+    result, said = run_in_process(recipe_for(world, tmp_path, *settings))
+    assert result.llds_steps == {"active": 0, "measured zero": 0, "structural zero": 0, "off": 2}
+    assert "LLDS penalty off in 2." in format_result(result)
+    assert said.count("LLDS loss off") == 2
 
 
 def broken_model(world, folder, change):

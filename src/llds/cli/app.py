@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -91,8 +92,11 @@ def evaluate_model(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
     overrides: Overrides = None,
     split: Annotated[
-        str, typer.Option(help="Embedded questions to answer: test, validation or train.")
-    ] = "test",
+        str | None,
+        typer.Option(
+            help="Embedded questions to answer: test, validation or train. By default what the run held out."
+        ),
+    ] = None,
     questions: Annotated[
         str | None, typer.Option(metavar="FILE", help="Questions of your own, JSONL.")
     ] = None,
@@ -107,13 +111,14 @@ def evaluate_model(
 
     prepare_environment()
     from llds.cli.commands import run_evaluation
+    from llds.evaluation.evaluate import save_evaluation
     from llds.evaluation.report import format_evaluation
     from llds.training.progress import make_display
 
-    result = run_evaluation(
-        model, overrides or [], split, questions, no_retriever, rows, make_display(sys.stderr)
-    )
+    result = run_evaluation(model, overrides or [], split, questions, no_retriever, make_display(sys.stderr))
     typer.echo(_dumps(result.to_json()) if as_json else format_evaluation(result))
+    if rows:
+        save_evaluation(Path(rows), result)
 
 
 @app.command()

@@ -9,21 +9,18 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from llds.errors import LLDSError
+from llds.files import atomic_folder
 from llds.search.passages import Passage
 
 _ABOUT = "llds-index.json"
 _PASSAGES = "passages.jsonl"
 _OFFSETS = "offsets.npy"
 _FORMAT = 1
-_TRIES = 5
 _RARE = 16
 
 _Row: TypeAlias = "Passage | Mapping[str, Any]"
@@ -83,14 +80,8 @@ class BM25Retriever:
         target = Path(folder)
         if target.exists() and not (target / _ABOUT).is_file():
             raise LLDSError(f"{target} exists and is not a search index: name a new folder, or remove it.")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-        try:
+        with atomic_folder(target) as draft:
             self._write(draft)
-            draft.chmod(0o755)
-            _replace_folder(draft, target)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
 
     def _write(self, folder: Path) -> None:
         import numpy as np
@@ -210,19 +201,3 @@ def _read_about(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise LLDSError(f"{folder / _ABOUT} is damaged: build the index again.") from error
     return about if isinstance(about, dict) else {}
-
-
-def _replace_folder(draft: Path, target: Path) -> None:
-    """Put ``draft`` at ``target``; an older index there steps aside first and is then removed."""
-    aside = draft.with_name(draft.name + ".old")
-    for _ in range(_TRIES):
-        with suppress(FileNotFoundError):
-            os.replace(target, aside)
-        shutil.rmtree(aside, ignore_errors=True)
-        # Fails when another process has just put its own index there: then that one steps aside.
-        with suppress(OSError):
-            os.replace(draft, target)
-            return
-    raise LLDSError(
-        f"{target} can't be written: another process keeps writing there, or the folder is in use."
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,7 @@ from typing import Any
 from llds.errors import LLDSError
 from llds.training.environment import is_offline
 from llds.training.recipe import RECIPE_FILE, ModelSettings, Recipe, load_recipe, recipe_names
-
-_GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
+from llds.training.tokenizers import GENERIC, tokenizer_class
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,7 @@ def _load_tokenizer(source: str) -> tuple[Any, tuple[str, ...]]:
 
     # For some model types AutoTokenizer puts its own rules in place of those in tokenizer.json, even when the
     # folder says that the file tells everything.
-    loader = PreTrainedTokenizerFast if _tokenizer_class(source) in _GENERIC_TOKENIZERS else AutoTokenizer
+    loader = PreTrainedTokenizerFast if tokenizer_class(source) in GENERIC else AutoTokenizer
     try:
         tokenizer = loader.from_pretrained(source, padding_side="left", local_files_only=is_offline())
     except (OSError, ValueError, KeyError) as error:
@@ -138,15 +136,6 @@ def _load_tokenizer(source: str) -> tuple[Any, tuple[str, ...]]:
     return tokenizer, (
         f"The tokenizer of {source} has no pad token; {tokenizer.eos_token} pads in its place.",
     )
-
-
-def _tokenizer_class(source: str) -> str | None:
-    """Return the class that a model folder's ``tokenizer_config.json`` names, if it does."""
-    try:
-        config = json.loads((Path(source) / "tokenizer_config.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-    return config.get("tokenizer_class") if isinstance(config, dict) else None
 
 
 def _why_not(source: str, error: Exception, what: str = "model") -> str:

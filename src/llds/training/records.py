@@ -53,6 +53,15 @@ def canonical_metrics(logs: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def what_llds_did(row: Mapping[str, Any]) -> str:
+    """Say of a line of ``metrics.jsonl`` whether the penalty was off (λ = 0), active, or zero, and why."""
+    if row.get("llds/coef") == 0:
+        return "off"
+    if row.get("llds/structural_zero") == 1:
+        return "structural zero"
+    return "active" if row.get("llds/penalised_share") else "measured zero"
+
+
 class RunFolder:
     """Paths and records of one run folder."""
 
@@ -83,6 +92,16 @@ class RunFolder:
                     f"Another process is training in {self.path}; wait for it, or choose another run.name."
                 ) from None
             yield
+
+    def has_begun(self) -> bool:
+        """Say whether a run has results here: what stopped before its first number may be done otherwise."""
+        results = (self.metrics, self.checkpoints, self.evaluations, self.model, self.result)
+        return self.config.exists() and any(path.exists() for path in results)
+
+    def is_free(self) -> bool:
+        """Say whether nothing is here, or no more than a run leaves that stopped before its first number."""
+        own = {".lock", self.config.name, self.events.name} if self.config.exists() else {".lock"}
+        return {path.name for path in self.path.iterdir()} <= own
 
     def event(self, kind: str, **details: Any) -> None:
         """Append an event with the wall-clock time in seconds since 1970."""

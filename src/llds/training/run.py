@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +19,14 @@ from llds.engines.trl import dropout_warnings
 from llds.errors import LLDSError
 from llds.evaluation.evaluate import EvalResult, compare, load_evaluation
 from llds.evaluation.report import format_comparison
-from llds.files import atomic_write_text
+from llds.files import atomic_folder, atomic_write_text, remove_unfinished
 from llds.search.episode import EpisodeRunner
 from llds.search.retrieval import RetrieverUnavailable
 from llds.search.sampling import Sampling
 from llds.training.alarms import STOPPED_BY_ALARM, AlarmDesk, Reaction
 from llds.training.checkpoints import (
-    atomic_folder,
     checkpoint_step,
     list_checkpoints,
-    remove_unfinished,
     save_model_folder,
 )
 from llds.training.environment import silence_libraries
@@ -45,12 +45,15 @@ from llds.training.policy import Policy, pick_device
 from llds.training.probe import RunProbe
 from llds.training.progress import Display
 from llds.training.recipe import RECIPE_FILE, Recipe, first_difference, read_recipe_file
-from llds.training.records import RunFolder, read_lines, write_json
+from llds.training.records import RunFolder, read_lines, what_llds_did, write_json
 from llds.training.rollback import Rollbacks
 from llds.training.scoring import AFTER, BEFORE, Scorer
 from llds.training.settings import to_yaml
 from llds.training.trainer import RunCallback, SearchTrainer, make_trainer
 from llds.training.warm import starting_policy
+
+# How long processes wait for the first one, which converts, warm-starts and scores alone.
+_PATIENCE = timedelta(hours=12)
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class RunResult:
 
     ``finished``: the run is done; otherwise it was stopped, and ``exit_code`` says by which signal.
     ``evaluations``: by name, as in the folder ``evaluations``. ``llds_steps``: the number of optimizer steps
-    in which the penalty was "active", a "measured zero" and a "structural zero". ``seconds``: time in
+    in which the penalty was "active", a "measured zero", a "structural zero" and "off". ``seconds``: time in
     optimizer steps, rollouts included.
     """
 
@@ -97,7 +100,7 @@ def train(recipe: Recipe, display: Display) -> RunResult:
     if recipe.run.threads:
         torch.set_num_threads(recipe.run.threads)
     # The first call decides whether the processes of a launcher find each other, and over what.
-    PartialState(cpu=pick_device(recipe.model.device) == "cpu")
+    PartialState(cpu=pick_device(recipe.model.device) == "cpu", timeout=_PATIENCE)
     run = RunFolder(Path(recipe.run.folder) / recipe.run.name)
     with display, run.locked() if PartialState().is_main_process else nullcontext():
         if run.result.exists():
@@ -128,12 +131,8 @@ def read_result(run: RunFolder, exit_code: int = 0) -> RunResult:
 
 def count_llds_steps(rows: list[dict[str, Any]]) -> dict[str, int]:
     """Count the optimizer steps by what LLDS did in them."""
-    counts = {"active": 0, "measured zero": 0, "structural zero": 0}
-    for row in rows:
-        structural = row.get("llds/structural_zero") == 1
-        acted = "active" if row.get("llds/penalised_share") else "measured zero"
-        counts["structural zero" if structural else acted] += 1
-    return counts
+    counts = Counter(what_llds_did(row) for row in rows)
+    return {name: counts[name] for name in ("active", "measured zero", "structural zero", "off")}
 
 
 def format_result(result: RunResult) -> str:
@@ -156,9 +155,11 @@ def _train(recipe: Recipe, display: Display, run: RunFolder) -> RunResult:
     check_reporters(recipe.run.report_to)
     plan, protocol = make_plan(recipe, PartialState().num_processes), make_protocol(recipe)
     _open_run(run, recipe, display)
-    with display.phase("opening the corpus", 1):
-        retriever = make_retriever(recipe.retrieval)
-    policy = starting_policy(recipe, questions, retriever, protocol, display)
+    # What one process puts into the cache of a machine, the others find there.
+    with PartialState().local_main_process_first():
+        with display.phase("opening the corpus", 1):
+            retriever = make_retriever(recipe.retrieval)
+        policy = starting_policy(recipe, questions, retriever, protocol, display)
     for note in policy.notes:
         display.note(note)
     check_prompts([*questions, *held_out], policy, protocol, recipe)
@@ -239,14 +240,14 @@ def _open_run(run: RunFolder, recipe: Recipe, display: Display) -> None:
     Raises :class:`LLDSError` when the folder holds a run of another recipe, or something else.
     """
     if PartialState().is_main_process:
-        started = run.config.exists()
+        started = run.has_begun()
         if started:
             _check_same_recipe(run, recipe)
-        elif any(path.name != ".lock" for path in run.path.iterdir()):
+        elif not run.is_free():
             raise LLDSError(f"{run.path} exists and is not a run folder; choose another run.name.")
         else:
             atomic_write_text(run.config, to_yaml(recipe))
-        remove_unfinished(run.checkpoints)
+        remove_unfinished(run.path)
         Rollbacks(run).finish()
         step = _step_of(_latest(run))
         run.cut_after(step)

@@ -32,7 +32,8 @@ logger = logging.getLogger("llds.engines.trl")
 #: T], advantages [B], no gradient; ``inputs`` is TRL's batch. ``old_logprobs`` is the baseline that LLDS was
 #: given.
 Observer = Callable[[Tensor, Tensor, Tensor, Tensor, dict[str, Any]], None]
-#: Called once per optimizer step, on every process, right before the optimizer acts.
+#: Called once per optimizer step, on every process, when the loss of its last micro-batch is made. Its
+#: backward pass is still to come, so gradients and weights are not yet those of the step.
 StepHook = Callable[[StepRecord], None]
 
 ANCHOR_FILE = "llds_anchor.safetensors"
