@@ -1,5 +1,6 @@
 """The command line: help, exit codes, one sentence per mistake, and what it prints."""
 
+import errno
 import json
 import subprocess
 import sys
@@ -7,6 +8,8 @@ import sys
 import pytest
 
 from llds.cli import main
+from llds.cli.mistakes import sentence_for
+from llds.search.episode import Event
 from llds.training.environment import prepare_environment
 from llds.training.recipe import Recipe
 from llds.training.settings import settings_table
@@ -71,6 +74,8 @@ def test_print_config_is_a_recipe_that_reads_back(llds, tmp_path):
     ("arguments", "expected"),
     [
         (["train", "grpo.lerning_rate=1"], "did you mean 'grpo.learning_rate'?"),
+        (["train", "grpo=1"], "'grpo' in 'grpo=1' is a section: name one of its settings"),
+        (["train", "run.folder=/dev/null", "run.name=x"], "/dev/null"),
         (["train", "tny"], "did you mean 'tiny'?"),
         (["train", "tiny", "smollm2"], "'smollm2' is not a setting: write key=value"),
         (["eval", "tiny", "--split", "tset"], 'there is no split "tset"'),
@@ -153,3 +158,42 @@ def test_a_model_folder_without_a_recipe_gets_the_default_one(llds, world):
     )
     assert code == 0, err
     assert "<information></information>" in out
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch's, which is recognised by its name."""
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device", "runs/x"),
+            "runs/x: No space left on device; make room",
+        ),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "runs"),
+            "runs: Permission denied; check its perm",
+        ),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device; make room"),
+        (OutOfMemoryError("Tried to allocate\nmuch"), "memory is full; lower grpo.micro_batch"),
+        (OSError("made by hand"), None),
+        (ValueError("a fault of the program"), None),
+    ],
+)
+def test_faults_of_the_machine_are_told_apart_from_those_of_the_program(error, expected):
+    said = sentence_for(error)
+    if expected is None:
+        assert said is None
+    else:
+        assert expected in said
+        assert "\n" not in said
+
+
+def test_what_a_tool_found_cannot_steer_the_terminal(capsys):
+    from llds.cli.commands import _Screen
+
+    screen = _Screen()
+    screen(Event("observation", 0, "a\x1b]0;title\x07\x9b2Jbc\n"))
+    screen.finish("answer")
+    assert capsys.readouterr().out == "a\ufffd]0;title\ufffd\ufffd2Jbc\n\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 
+from llds.cli.mistakes import sentence_for
 from llds.errors import LLDSError
 
 # What the extra "train" brings, by the names that are imported.
@@ -15,17 +16,23 @@ _NEEDED = (
 
 
 def main() -> None:
-    """Run the command line. A user's mistake is one sentence on stderr and exit code 2, never a traceback."""
+    """Run the command line.
+
+    A user's mistake or a fault of the machine is one sentence on stderr and exit code 2, not a traceback.
+    """
     try:
         check_installed()
         from llds.cli.app import app
 
         app(prog_name="llds")
-    except LLDSError as error:
-        sys.stderr.write(f"llds: {error}\n")
-        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:
+        sentence = sentence_for(error)
+        if sentence is None:
+            raise
+        sys.stderr.write(f"llds: {sentence}\n")
+        sys.exit(2)
 
 
 def check_installed() -> None:

@@ -59,7 +59,9 @@ def what_llds_did(row: Mapping[str, Any]) -> str:
         return "off"
     if row.get("llds/structural_zero") == 1:
         return "structural zero"
-    return "active" if row.get("llds/penalised_share") else "measured zero"
+    # What is not finite cannot be called zero.
+    acted = row.get("llds/penalised_share") or row.get("llds/nonfinite_tokens")
+    return "active" if acted else "measured zero"
 
 
 class RunFolder:
