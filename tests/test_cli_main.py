@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from safetensors import SafetensorError
 
 from llds.cli import main
 from llds.cli.mistakes import sentence_for
@@ -177,6 +178,11 @@ class OutOfMemoryError(RuntimeError):
         ),
         (OSError(errno.ENOSPC, "No space left on device"), "No space left on device; make room"),
         (OutOfMemoryError("Tried to allocate\nmuch"), "memory is full; lower grpo.micro_batch"),
+        (
+            SafetensorError("Error while serializing: I/O error: x (os error 28)"),
+            "No space left on device; make room",
+        ),
+        (SafetensorError("invalid header"), "can't be read or written: invalid header."),
         (OSError("made by hand"), None),
         (ValueError("a fault of the program"), None),
     ],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import re
 
 from llds.errors import LLDSError
 
@@ -25,7 +27,10 @@ def sentence_for(error: BaseException) -> str | None:
     kind = type(error).__name__
     if kind == "SafetensorError":
         # What the disk did to a file of weights comes in this wrapping.
-        return f"A file of weights can't be read or written: {_first_line(error)}."
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        number = int(found[1]) if found else 0
+        reason = os.strerror(number) if number else _first_line(error)
+        return _with_remedy(f"A file of weights can't be read or written: {reason}", number)
     if kind in {"OutOfMemoryError", "MemoryError"}:
         return "The memory is full; lower grpo.micro_batch, sampling.batch or evaluation.batch."
     return None
@@ -34,8 +39,12 @@ def sentence_for(error: BaseException) -> str | None:
 def _of_the_system(error: OSError) -> str:
     what = error.strerror or _first_line(error)
     where = f"{error.filename}: {what}" if error.filename else what
-    remedy = _REMEDIES.get(error.errno or 0)
-    return f"{where}; {remedy}." if remedy else f"{where}."
+    return _with_remedy(where, error.errno or 0)
+
+
+def _with_remedy(text: str, number: int) -> str:
+    remedy = _REMEDIES.get(number)
+    return f"{text}; {remedy}." if remedy else f"{text}."
 
 
 def _first_line(error: BaseException) -> str:
