@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import subprocess
 import sys
 
@@ -93,6 +94,18 @@ def test_a_mistake_is_one_sentence_on_stderr_and_exit_code_2(llds, arguments, ex
     assert expected in err
     assert err.startswith("llds: ")
     assert err.count("\n") == 1
+
+
+def test_arguments_and_terminals_of_another_encoding(llds, world, monkeypatch):
+    code, out, err = llds("ask", "tiny", "Z\udcfcrich?")
+    assert (code, out) == (2, "")
+    assert "Argument 3 isn't UTF-8 text" in err
+    script = "import sys; from llds.cli import main; main()"
+    command = [sys.executable, "-c", script, "train", "run.name=Zürich→", "--print-config"]
+    done = subprocess.run(
+        command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "latin-1"}, check=True
+    )
+    assert "name: Zürich\\u2192" in done.stdout.decode("latin-1")
 
 
 def test_help_is_quick_because_it_imports_no_framework():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
+from io import TextIOWrapper
 
 from llds.cli.mistakes import sentence_for
 from llds.errors import LLDSError
@@ -20,7 +21,12 @@ def main() -> None:
 
     A user's mistake or a fault of the machine is one sentence on stderr and exit code 2, not a traceback.
     """
+    for stream in (sys.stdout, sys.stderr):
+        # What a terminal can't show is shown as a number.
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
+        check_arguments()
         check_installed()
         from llds.cli.app import app
 
@@ -33,6 +39,15 @@ def main() -> None:
             raise
         sys.stderr.write(f"llds: {sentence}\n")
         sys.exit(2)
+
+
+def check_arguments() -> None:
+    """Raise :class:`LLDSError` for an argument that was typed or passed in another encoding than UTF-8."""
+    for number, text in enumerate(sys.argv[1:], start=1):
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise LLDSError(
+                f"Argument {number} isn't UTF-8 text; use a UTF-8 locale, such as LC_ALL=C.UTF-8."
+            )
 
 
 def check_installed() -> None:
