@@ -9,7 +9,7 @@ import sys
 import pytest
 from safetensors import SafetensorError
 
-from llds.cli import main
+from llds.cli import main, make_streams_safe
 from llds.cli.mistakes import sentence_for
 from llds.search.episode import Event
 from llds.training.environment import prepare_environment
@@ -106,6 +106,23 @@ def test_arguments_and_terminals_of_another_encoding(llds, world, monkeypatch):
         command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "latin-1"}, check=True
     )
     assert "name: Zürich\\u2192" in done.stdout.decode("latin-1")
+
+
+def test_a_long_question_is_one_sentence_that_names_the_setting(llds):
+    code, _, err = llds("ask", "tiny", "Who? " * 200, "--no-retriever")
+    assert code == 2
+    assert "more than episode.max_prompt = 96" in err
+
+
+def test_closed_streams_and_no_columns_stop_nothing(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    monkeypatch.setenv("COLUMNS", "0")
+    make_streams_safe()
+    for stream in (sys.stdout, sys.stderr):
+        stream.write("é")
+        stream.close()
+    assert "COLUMNS" not in os.environ
 
 
 def test_help_is_quick_because_it_imports_no_framework():

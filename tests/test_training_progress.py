@@ -51,6 +51,13 @@ def test_a_pipe_gets_one_plain_line_per_step():
     assert "Saved in runs/x [not markup]." in text
 
 
+def test_in_a_narrow_terminal_labels_are_cut_and_numbers_are_not():
+    stream = io.StringIO()
+    run_through(LiveDisplay(Console(file=stream, force_terminal=True, width=20, no_color=True)))
+    for part in ("0.250", "1.50", "12%", "-1.23e-02"):
+        assert part in stream.getvalue()
+
+
 def test_a_terminal_gets_the_table_and_the_bar():
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.util import find_spec
 from io import TextIOWrapper
@@ -21,10 +22,7 @@ def main() -> None:
 
     A user's mistake or a fault of the machine is one sentence on stderr and exit code 2, not a traceback.
     """
-    for stream in (sys.stdout, sys.stderr):
-        # What a terminal can't show is shown as a number.
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    make_streams_safe()
     try:
         check_arguments()
         check_installed()
@@ -39,6 +37,18 @@ def main() -> None:
             raise
         sys.stderr.write(f"llds: {sentence}\n")
         sys.exit(2)
+
+
+def make_streams_safe() -> None:
+    """Let no terminal stop the program: one that is closed, lacks a letter, or claims to have no columns."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the end
+        stream = getattr(sys, name)
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    if os.environ.get("COLUMNS") == "0":
+        del os.environ["COLUMNS"]
 
 
 def check_arguments() -> None:

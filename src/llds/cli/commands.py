@@ -89,11 +89,10 @@ def run_question(
     silence_libraries()
     recipe = saved_recipe(model, overrides)
     retriever = _retriever(recipe, no_retriever)
-    policy = load_policy(recipe.model)
+    policy, protocol = load_policy(recipe.model), make_protocol(recipe)
+    check_prompts([Question("asked here", question, ())], policy, protocol, recipe)
     sampling = dataclasses.replace(GREEDY, temperature=temperature)
-    runner = EpisodeRunner(
-        policy.model, policy.tokenizer, retriever, make_protocol(recipe), make_limits(recipe), sampling
-    )
+    runner = EpisodeRunner(policy.model, policy.tokenizer, retriever, protocol, make_limits(recipe), sampling)
     screen = None if quiet else _Screen()
     with arithmetic(policy.model, recipe.model):
         (episode,) = runner.run([question], on_event=screen)

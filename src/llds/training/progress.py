@@ -193,7 +193,7 @@ class LiveDisplay:
         self._console.print(Text(text))
 
     def _render(self) -> Group:
-        return Group(metrics_table(self._latest), self._bars)
+        return Group(metrics_table(self._latest, pairs=2 if self._console.width >= 60 else 1), self._bars)
 
 
 def shown_metrics(row: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -209,12 +209,18 @@ def shown_metrics(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def metrics_table(row: Mapping[str, Any]) -> Table:
-    """Return the metrics of ``row`` that people watch, two side by side."""
+def metrics_table(row: Mapping[str, Any], pairs: int = 2) -> Table:
+    """Return the metrics of ``row`` that people watch, ``pairs`` of label and number side by side.
+
+    Where there is little room labels are cut, numbers are not.
+    """
     table = Table.grid(padding=(0, 2))
+    for _ in range(pairs):
+        table.add_column(overflow="ellipsis")
+        table.add_column(no_wrap=True)
     cells = shown_metrics(row)
-    for index in range(0, len(cells), 2):
-        pair = cells[index : index + 2]
+    for index in range(0, len(cells), pairs):
+        pair = cells[index : index + pairs]
         table.add_row(
             *(
                 Text(text, style=style)
