@@ -8,6 +8,7 @@ import torch
 from llds.errors import LLDSError
 from llds.files import atomic_folder
 from llds.training.checkpoints import (
+    SafeCheckpointMixin,
     checkpoint_path,
     checkpoint_step,
     list_checkpoints,
@@ -83,9 +84,28 @@ def test_a_missing_or_foreign_state_is_one_sentence(tmp_path):
     other = torch.optim.AdamW(torch.nn.Linear(2, 2).parameters())
     with pytest.raises(LLDSError, match="does not fit this model"):
         load_optimizer(other, training[2], tmp_path)
-    (tmp_path / "optimizer.json").write_text("{")
+    whole = (tmp_path / "optimizer.json").read_text()
+    for content in ("{", "[]", "{}", '{"groups": [], "scalars": 3, "schedule": {}}'):
+        (tmp_path / "optimizer.json").write_text(content)
+        with pytest.raises(LLDSError, match="can't be read"):
+            load_optimizer(training[1], training[2], tmp_path)
+    (tmp_path / "optimizer.json").write_text('{"groups": null, "scalars": {}, "schedule": {}}')
+    with pytest.raises(LLDSError, match="does not fit this model"):
+        load_optimizer(training[1], training[2], tmp_path)
+    (tmp_path / "optimizer.json").write_text(whole)
+    (tmp_path / "optimizer.safetensors").write_bytes(b"short")
     with pytest.raises(LLDSError, match="can't be read"):
         load_optimizer(training[1], training[2], tmp_path)
+
+
+@pytest.mark.parametrize("content", [None, '{"global', "[]", '{"global_step": 3}'])
+def test_the_state_of_another_step_is_not_resumed(tmp_path, content):
+    checkpoint = checkpoint_path(tmp_path, 4)
+    checkpoint.mkdir()
+    if content is not None:
+        (checkpoint / "trainer_state.json").write_text(content)
+    with pytest.raises(LLDSError, match="can't be read, or is of another step; delete that checkpoint"):
+        SafeCheckpointMixin()._load_from_checkpoint(str(checkpoint))
 
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path):

@@ -46,7 +46,7 @@ def test_lines_survive_a_torn_end_but_not_a_broken_middle(tmp_path):
     assert rows[0]["loss"] == "nan"
     assert rows[0]["best"] == "-inf"
     path.write_text('{"step": 0}\n{"st\n{"step": 2}\n')
-    with pytest.raises(LLDSError, match="line 2 is not JSON"):
+    with pytest.raises(LLDSError, match="line 2 is not a JSON object"):
         read_lines(path)
 
 
@@ -93,3 +93,20 @@ def test_json_is_strict(tmp_path):
     path.write_text("{")
     with pytest.raises(LLDSError, match="is not JSON"):
         read_json(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"[1]\n", "line 1 is not a JSON object"),
+        (b'{"step": 1}\n\xff\n', "line 2 is not a JSON object"),
+        (b'{"step": 1}\n{"loss": 1}\n', 'line 2 has no "step"'),
+        (b"[" * 100_000 + b"\n", "line 1 is not a JSON object"),
+    ],
+)
+def test_metrics_of_something_else_are_one_sentence(tmp_path, content, expected):
+    run = RunFolder(tmp_path)
+    run.metrics.write_bytes(content)
+    with pytest.raises(LLDSError, match=expected):
+        run.cut_after(4)
+    assert run.metrics.read_bytes() == content

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -592,6 +593,40 @@ def test_a_model_without_safetensors_is_one_sentence(world, tmp_path):
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
     with pytest.raises(LLDSError, match="holds no safetensors weights"):
         run_in_process(recipe_for(world, tmp_path, f"model.path={folder}"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        # Missing weights would be random numbers.
+        ({"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}, r"model.layers.2.* is missing"),
+        ({"model_type": "bert"}, r"bert\..* is missing"),
+        ({"hidden_size": 128}, "have other shapes than its config.json says"),
+    ],
+)
+def test_weights_of_another_config_are_one_sentence(world, tmp_path, changes, expected):
+    from llds.training.policy import load_policy
+    from llds.training.recipe import ModelSettings
+
+    shutil.copytree(world / "model", tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(LLDSError, match=expected) as error:
+        load_policy(ModelSettings(path=str(tmp_path / "model")))
+    assert "\n" not in str(error.value)
+
+
+def test_weights_that_a_model_has_no_place_for_are_told(world, tmp_path):
+    from llds.training.policy import load_policy
+    from llds.training.recipe import ModelSettings
+
+    assert load_policy(ModelSettings(path=str(world / "model"))).notes == ()
+    shutil.copytree(world / "model", tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    one = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | one))
+    (note,) = load_policy(ModelSettings(path=str(tmp_path / "model"))).notes
+    assert "have no place in the model, such as model.layers.1." in note
 
 
 def test_a_warm_start_is_done_once(world, tmp_path):

@@ -115,11 +115,11 @@ def evaluate(
     """Let the policy of ``runner`` answer every question, ``batch_size`` side by side, and score the answers.
 
     Deterministic when the runner samples greedily. ``on_progress`` is told how many questions are done.
-    Raises ``ValueError`` without questions, :class:`RetrieverUnavailable` when the search tool failed for all
+    Raises :class:`LLDSError` without questions, :class:`RetrieverUnavailable` when the search tool failed for all
     of them, and what the runner raises.
     """
     if not questions:
-        raise ValueError("evaluate needs at least one question.")
+        raise LLDSError("An evaluation needs at least one question.")
     rows: list[AnswerRow] = []
     for start in range(0, len(questions), batch_size):
         batch = questions[start : start + batch_size]
@@ -154,11 +154,14 @@ def score(question: Question, episode: Episode) -> AnswerRow:
 def compare(before: EvalResult, after: EvalResult) -> dict[str, Comparison]:
     """Compare two evaluations question by question, for the same groups as :attr:`EvalResult.groups`.
 
-    Questions whose search tool failed in either are left out. Raises ``ValueError`` when the questions
+    Questions whose search tool failed in either are left out. Raises :class:`LLDSError` when the questions
     differ.
     """
     if [row.id for row in before.rows] != [row.id for row in after.rows]:
-        raise ValueError("compare needs two evaluations of the same questions in the same order.")
+        raise LLDSError(
+            "Two evaluations can be compared only on the same questions in the same order, and these differ; "
+            "make them anew."
+        )
     pairs = [
         (old, new)
         for old, new in zip(before.rows, after.rows, strict=True)

@@ -69,21 +69,24 @@ def load_optimizer(optimizer: Any, scheduler: Any, folder: Path) -> None:
     try:
         content = json.loads((folder / "optimizer.json").read_text("utf-8"))
         tensors = load_file(folder / "optimizer.safetensors")
-    except (OSError, ValueError) as error:
+        groups, schedule = content["groups"], content["schedule"]
+        state: dict[int, dict[str, Any]] = {
+            int(index): dict(entry) for index, entry in content["scalars"].items()
+        }
+        for key, value in tensors.items():
+            index, _, name = key.partition(".")
+            state.setdefault(int(index), {})[name] = value
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise LLDSError(
             f"The optimizer state in {folder} can't be read ({error}); delete that checkpoint."
         ) from None
-    state: dict[int, dict[str, Any]] = {
-        int(index): dict(entry) for index, entry in content["scalars"].items()
-    }
-    for key, value in tensors.items():
-        index, _, name = key.partition(".")
-        state.setdefault(int(index), {})[name] = value
     try:
-        optimizer.load_state_dict({"state": state, "param_groups": content["groups"]})
-    except (ValueError, KeyError) as error:
-        raise LLDSError(f"The optimizer state in {folder} does not fit this model: {error}") from None
-    scheduler.load_state_dict(content["schedule"])
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
+        scheduler.load_state_dict(schedule)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LLDSError(
+            f"The optimizer state in {folder} does not fit this model ({error}); delete that checkpoint."
+        ) from None
 
 
 class SafeCheckpointMixin(_TrainerBase):  # type: ignore[misc]  # transformers is not type-checked
@@ -120,6 +123,7 @@ class SafeCheckpointMixin(_TrainerBase):  # type: ignore[misc]  # transformers i
         self.save_checkpoint()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        _check_state(Path(resume_from_checkpoint))
         try:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
         except (OSError, ValueError, SafetensorError) as error:
@@ -140,6 +144,18 @@ class SafeCheckpointMixin(_TrainerBase):  # type: ignore[misc]  # transformers i
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Do nothing: every rollout seeds its own generators."""
+
+
+def _check_state(checkpoint: Path) -> None:
+    """Raise :class:`LLDSError` when ``trainer_state.json`` can't be read or is that of another step."""
+    try:
+        state = json.loads((checkpoint / "trainer_state.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        state = None
+    if not isinstance(state, dict) or state.get("global_step") != checkpoint_step(checkpoint):
+        raise LLDSError(
+            f"The trainer's state in {checkpoint} can't be read, or is of another step; delete that checkpoint."
+        )
 
 
 def save_model_folder(model: Any, tokenizer: Any, folder: Path) -> None:

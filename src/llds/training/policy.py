@@ -26,24 +26,39 @@ class Policy:
 def load_policy(settings: ModelSettings) -> Policy:
     """Load the model (float32) and the tokenizer that ``settings`` name.
 
-    Weights are read from safetensors only. Raises :class:`LLDSError` when there is no such model, when it has
-    no safetensors weights, no tokenizer, neither a pad nor an end-of-text token, fewer embeddings than
-    tokens, or weights that are not finite.
+    Weights are read from safetensors only. Raises :class:`LLDSError` when there is no such model, when its
+    weights are no safetensors, not those that its config asks for, or not finite, and when the tokenizer is
+    missing, has neither a pad nor an end-of-text token, or more tokens than there are embeddings.
     """
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     source = model_source(settings.path)
     tokenizer, notes = _load_tokenizer(source)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model, loaded = AutoModelForCausalLM.from_pretrained(
             source,
             dtype=torch.float32,
             use_safetensors=True,
             local_files_only=is_offline(),
+            output_loading_info=True,
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, SafetensorError) as error:
         raise LLDSError(_why_not(source, error)) from None
+    except RuntimeError as error:
+        if type(error) is not RuntimeError:
+            raise
+        raise LLDSError(f"The weights in {source} have other shapes than its config.json says.") from None
+    if loaded["missing_keys"]:
+        # They would be random numbers.
+        raise LLDSError(
+            f"The weights in {source} are not those of its config.json: {sorted(loaded['missing_keys'])[0]} "
+            "is missing."
+        )
+    if loaded["unexpected_keys"]:
+        names = sorted(loaded["unexpected_keys"])
+        notes += (f"{len(names)} tensors in {source} have no place in the model, such as {names[0]}.",)
     rows = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > rows:
         raise LLDSError(
@@ -132,7 +147,7 @@ def _load_tokenizer(source: str) -> tuple[Any, tuple[str, ...]]:
     loader = PreTrainedTokenizerFast if tokenizer_class(source) in GENERIC else AutoTokenizer
     try:
         tokenizer = loader.from_pretrained(source, padding_side="left", local_files_only=is_offline())
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise LLDSError(_why_not(source, error, "tokenizer")) from None
     if tokenizer.pad_token_id is not None:
         return tokenizer, ()
@@ -157,4 +172,4 @@ def _why_not(source: str, error: Exception, what: str = "model") -> str:
     if what == "model" and not any(folder.glob("*.safetensors")):
         return f"{folder} holds no safetensors weights; save the model again with save_pretrained."
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return f"The {what} in {folder} can't be loaded: {reason.rstrip('.')}."
+    return f"The {what} in {folder} can't be loaded: {reason.rstrip('.: ')}."

@@ -12,7 +12,7 @@ import fcntl
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -116,8 +116,10 @@ class RunFolder:
 
     def cut_after(self, step: int) -> None:
         """Remove metrics and trajectories of optimizer steps after ``step``, and torn last lines."""
-        _rewrite(self.metrics, lambda row: row["step"] <= step)
-        _rewrite(self.events, lambda row: True)
+        if self.metrics.exists():
+            _rewrite(self.metrics, [row for row in read_metrics(self.metrics) if row["step"] <= step])
+        if self.events.exists():
+            _rewrite(self.events, read_lines(self.events))
         for path in self.trajectories.glob("step-*.jsonl"):
             if path > self._trajectory_file(step):
                 path.unlink()
@@ -164,25 +166,37 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     Raises :class:`LLDSError` when any other line is broken.
     """
     rows: list[dict[str, Any]] = []
-    lines = path.read_text("utf-8").split("\n")
+    lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
         if not line:
             continue
         try:
-            rows.append(json.loads(line))
-        except ValueError:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
             if number == len(lines):
                 break
+            row = None
+        if not isinstance(row, dict):
             raise LLDSError(
-                f"{path}, line {number} is not JSON; restore the file or delete the run folder."
-            ) from None
+                f"{path}, line {number} is not a JSON object; restore the file or delete the run folder."
+            )
+        rows.append(row)
     return rows
 
 
-def _rewrite(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
-    if path.exists():
-        lines = [_dump(row) for row in read_lines(path) if keep(row)]
-        atomic_write_text(path, "".join(f"{line}\n" for line in lines))
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Read ``metrics.jsonl`` as :func:`read_lines` does; every line must say its optimizer step."""
+    rows = read_lines(path)
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row.get("step"), int):
+            raise LLDSError(
+                f'{path}, line {number} has no "step"; restore the file or delete the run folder.'
+            )
+    return rows
+
+
+def _rewrite(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    atomic_write_text(path, "".join(f"{_dump(row)}\n" for row in rows))
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -46,7 +46,7 @@ from llds.training.policy import Policy, pick_device
 from llds.training.probe import RunProbe
 from llds.training.progress import Display
 from llds.training.recipe import RECIPE_FILE, Recipe, first_difference, read_recipe_file
-from llds.training.records import RunFolder, read_lines, what_llds_did, write_json
+from llds.training.records import RunFolder, read_metrics, what_llds_did, write_json
 from llds.training.rollback import Rollbacks
 from llds.training.scoring import AFTER, BEFORE, Scorer
 from llds.training.settings import to_yaml
@@ -117,7 +117,7 @@ def train(recipe: Recipe, display: Display) -> RunResult:
 
 def read_result(run: RunFolder, exit_code: int = 0) -> RunResult:
     """Return what the records of a run folder say, whether or not the run is finished."""
-    rows = read_lines(run.metrics) if run.metrics.exists() else []
+    rows = read_metrics(run.metrics) if run.metrics.exists() else []
     evaluations = {path.stem: load_evaluation(path) for path in sorted(run.evaluations.glob("*.jsonl"))}
     return RunResult(
         folder=run.path,
