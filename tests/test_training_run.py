@@ -38,11 +38,11 @@ def recipe_for(world, runs, *overrides):
     return load_recipe("tiny", [*small_settings(world, world / "model", runs), *overrides])
 
 
-def run_in_process(recipe):
+def run_in_process(recipe, force=False):
     from llds.training.run import train
 
     said = io.StringIO()
-    return train(recipe, PlainDisplay(said)), said.getvalue()
+    return train(recipe, PlainDisplay(said), force), said.getvalue()
 
 
 def comparable(path):
@@ -107,7 +107,16 @@ def test_a_run_learns_and_leaves_its_records(straight):
     assert "LLDS loss structural zero" in said
     assert "LLDS is live in 1 of 2 optimizer steps" in said
     events = read_lines(run.events)
-    assert [event["event"] for event in events] == ["start", "llds", "evaluation", "evaluation", "finish"]
+    assert [event["event"] for event in events] == [
+        "start",
+        "llds",
+        "preflight",
+        "evaluation",
+        "evaluation",
+        "finish",
+    ]
+    assert events[2]["clean"]
+    assert len(events[2]["checked"]) == 14
 
 
 def test_every_metric_is_documented(straight):
@@ -335,7 +344,10 @@ def test_a_structural_zero_is_said_before_the_first_step(world, tmp_path):
     recipe = recipe_for(
         world, tmp_path, "grpo.steps_per_rollout=1", "run.rollouts=1", "evaluation.questions=2"
     )
-    result, said = run_in_process(recipe)
+    with pytest.raises(LLDSError, match=r"found L1: .*STRUCTURAL ZERO.*Pass --force to train anyway"):
+        run_in_process(recipe)
+    assert not (tmp_path / "try" / "metrics.jsonl").exists()
+    result, said = run_in_process(recipe, force=True)
     assert "STRUCTURAL ZERO" in said
     assert said.index("STRUCTURAL ZERO") < said.index("step 1/1")
     assert result.llds_steps == {"active": 0, "measured zero": 0, "structural zero": 1, "off": 0}

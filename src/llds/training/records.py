@@ -59,7 +59,9 @@ def what_llds_did(row: Mapping[str, Any]) -> str:
         return "off"
     if row.get("llds/structural_zero") == 1:
         return "structural zero"
-    return "active" if row.get("llds/penalised_share") else "measured zero"
+    # A penalty that is not finite stands there as text.
+    acted = row.get("llds/penalised_share") or isinstance(row.get("llds/loss"), str)
+    return "active" if acted else "measured zero"
 
 
 class RunFolder:
