@@ -78,6 +78,7 @@ def probe_term(
     batch: ProbeBatch,
     intent: Intent,
     reaches_model: Callable[[Tensor, Tensor], float] | None = None,
+    whole_count: Callable[[float], float] = float,
 ) -> Report:
     """Look for the faults that a loss shows on a batch.
 
@@ -87,8 +88,10 @@ def probe_term(
         intent: what the penalty is meant to be.
         reaches_model: given log-probs and advantages, returns the norm of the gradient that the term has in the
             policy's parameters.
+        whole_count: given what N counts in this batch, returns the N by which this process's loss is to be
+            divided; for data parallel training, where N is that of all processes.
     """
-    answers = _Answers(term, batch, intent)
+    answers = _Answers(term, batch, intent, whole_count)
     reach = None if reaches_model is None else reaches_model(answers.fallen, answers.signs[0])
     reports = [check_arrays(batch, intent)]
     if not batch.mask.any():
@@ -105,8 +108,10 @@ def probe_term(
 class _Answers:
     """What the term said: its value and gradient per question put to it."""
 
-    def __init__(self, term: Term, batch: ProbeBatch, intent: Intent) -> None:
-        self.batch, self.intent = batch, intent
+    def __init__(
+        self, term: Term, batch: ProbeBatch, intent: Intent, whole_count: Callable[[float], float]
+    ) -> None:
+        self.batch, self.intent, self.whole_count = batch, intent, whole_count
         rows = torch.arange(batch.baseline.shape[0], device=batch.baseline.device)
         signs = torch.tensor(_SIGNS, device=batch.baseline.device)
         self.signs = [signs[(rows + turn) % 3] for turn in range(3)]
@@ -424,7 +429,7 @@ def _count(answers: _Answers, normalizer: str, advantages: Tensor) -> float:
         advantage_tol=intent.advantage_tol,
         dead_zone=intent.dead_zone,
     )
-    return float(normalizer_count(normalizer, output.metrics))
+    return answers.whole_count(float(normalizer_count(normalizer, output.metrics)))
 
 
 def _agree(one: Sequence[float], other: Sequence[float], factor: float = 1.0) -> bool:

@@ -139,7 +139,7 @@ def probe_trainer(trainer: Any, inputs: dict[str, Any]) -> Report:
         huber_width=options.huber_width if options.penalty == "huber" else 0.0,
         answer_weight=1.0 if weight is None or options.answer_weight is None else float(weight),
     )
-    report = probe_term(loss.term, batch, intent, loss.reach)
+    report = probe_term(loss.term, batch, intent, loss.reach, loss.whole_count)
     if any(one.fault == "L9" for one in report.findings):
         return report
     return merge([report, _metrics_report(loss), _zero_report(loss)])
@@ -211,6 +211,12 @@ class _ProbedLoss:
         parameters = [p for p in self.trainer.model.parameters() if p.requires_grad]
         gradients = torch.autograd.grad(value, parameters, allow_unused=True)
         return math.sqrt(sum(float(g.double().square().sum()) for g in gradients if g is not None))
+
+    def whole_count(self, count: float) -> float:
+        """Return the N of this process's loss: the mean over processes, whose gradients are averaged."""
+        accelerator = self.trainer.accelerator
+        total: Tensor = accelerator.reduce(torch.tensor(count, device=accelerator.device), "sum")
+        return float(total) / accelerator.num_processes
 
     def _batch(self, advantages: Tensor) -> dict[str, Any]:
         """Return the batch as if the policy had been updated since, whatever the schedule is."""
