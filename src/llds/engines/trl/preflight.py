@@ -216,7 +216,8 @@ class _ProbedLoss:
         """Return the N of this process's loss: the mean over processes, whose gradients are averaged."""
         accelerator = self.trainer.accelerator
         total: Tensor = accelerator.reduce(torch.tensor(count, device=accelerator.device), "sum")
-        return float(total) / accelerator.num_processes
+        processes: int = accelerator.num_processes
+        return float(total) / processes
 
     def _batch(self, advantages: Tensor) -> dict[str, Any]:
         """Return the batch as if the policy had been updated since, whatever the schedule is."""
