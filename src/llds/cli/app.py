@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from llds._version import __version__
-from llds.cli import preflight
+from llds.cli import diagnose, preflight
 
 app = typer.Typer(
     name="llds",
@@ -146,6 +146,7 @@ def ask(
         typer.echo(_dumps(answer))
 
 
+diagnose.register(app)
 preflight.register(app)
 
 

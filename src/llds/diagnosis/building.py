@@ -120,7 +120,7 @@ class TableBuilder:
         notes = list(self.notes)
         kept = _training_rows(columns, len(steps))
         if not kept.all():
-            notes.append(f"{int((~kept).sum())} rows hold validation figures only and are left out.")
+            notes.append(f"Rows with validation figures only are left out: {int((~kept).sum())}.")
         if self._unnumbered:
             notes.append(f"The log does not number its steps; {self._unnumbered} rows were counted.")
         if self._dropped_keys:

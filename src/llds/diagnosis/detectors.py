@@ -287,9 +287,17 @@ def outage(signals: Signals) -> list[Told]:
         row = int(rows[jump.place])
         calm = _policy_is_calm(signals, row)
         others = _jumps_beside(signals, row)
-        if calm and others:
+        if calm and _is_outside(signals, others):
             return [_outage(signals, row, int(rows[jump.place - 1]), jump.before, jump.after, others)]
     return [Ruled("outage", "the reward did not drop at once together with time, length or tool success")]
+
+
+def _is_outside(signals: Signals, others: Sequence[Signal]) -> bool:
+    """Say whether something jumped that the policy does not set; length will do where no times are logged."""
+    logged = _present(
+        signals, "generation_seconds", "tool_seconds", "step_seconds", "tool_success", "tool_failed"
+    )
+    return any(one.family != "length" for one in others) or (bool(others) and not logged)
 
 
 def _policy_is_calm(signals: Signals, row: int) -> bool:

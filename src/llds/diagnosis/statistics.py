@@ -185,8 +185,8 @@ def onset_of(track: Track, until: int | None = None) -> tuple[int, int, int]:
     """Return where a change began, and between which places it may have: all are places of the track.
 
     The change is the one that is there first. It reaches from the best level before it to the most extreme one
-    within the time until it was noticed and as long again. It began after the last value that had gone less than 15 %
-    of that way, and no further than noise goes; the interval is from 6 % to 30 %.
+    within the time until it was noticed and as long again. It began after the last value that had gone less than 10 %
+    of that way, and no further than noise goes; the interval is from 5 % to 30 %.
     """
     first = track.first
     assert first is not None
@@ -201,7 +201,7 @@ def onset_of(track: Track, until: int | None = None) -> tuple[int, int, int]:
     whole = direction * (extreme - best)
     # What noise alone does to a median of three is no beginning.
     blur = min(2.5 * _MEDIAN_ERROR * float(running_noise(track.raw)[first]) / np.sqrt(3), 0.5 * whole)
-    places = [_last_below(path, start, max(share * whole, blur)) + 1 for share in (0.06, 0.15, 0.3)]
+    places = [_last_below(path, start, max(share * whole, blur)) + 1 for share in (0.05, 0.1, 0.3)]
     return min(places[1], first), min(places[0], first), min(max(places[2], places[1]), first)
 
 

@@ -9,6 +9,7 @@ from llds.diagnosis.detectors import DETECTORS, EARLY, LEAST_ROWS, Told
 from llds.diagnosis.findings import SEVERITIES, Diagnosis, Finding, Missing, Ruled, Severity
 from llds.diagnosis.signals import Signals, find_signals
 from llds.diagnosis.table import Table
+from llds.diagnosis.vocabulary import SERIES
 
 # Rows.
 _AT_ONCE = 3
@@ -107,11 +108,10 @@ def _notes(table: Table) -> list[str]:
         f"The run went back from step {resume.from_step} to {resume.to_step}; the later rows count."
         for resume in table.resumes[:5]
     ]
-    rounded = [column.key for column in table.columns.values() if column.decimals is not None]
-    if rounded:
-        notes.append(
-            f"The log rounds its numbers ({rounded[0]} and {len(rounded) - 1} others): a 0 there may be a small value."
-        )
-    averaged = {column.masked_mean for column in table.columns.values() if column.masked_mean}
-    notes += [f"{note[0].upper()}{note[1:]}." for note in sorted(averaged)]
+    series = [column for name, column in table.columns.items() if name in SERIES]
+    rounded = [column.key for column in series if column.decimals is not None]
+    if 2 * len(rounded) > len(series):
+        notes.append(f"The log rounds its numbers, such as {rounded[0]}: a 0 there may be a small value.")
+    averaged = {column.masked_mean for column in series if column.masked_mean}
+    notes += [f"Of some series {note}." for note in sorted(averaged)]
     return notes
