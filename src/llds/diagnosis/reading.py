@@ -184,9 +184,11 @@ def _read(
 
 
 def _blocks(stream: IO[bytes], name: str, builder: TableBuilder, progress: Progress) -> Iterator[bytes]:
+    # What is left of a torn archive comes with read1 alone.
+    take = getattr(stream, "read1", stream.read)
     while True:
         try:
-            block = stream.read(_BLOCK)
+            block = take(_BLOCK)
         except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
             builder.add(Bad(0, f"the file can't be unpacked or read any further: {error}"))
             return

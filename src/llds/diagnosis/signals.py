@@ -9,7 +9,7 @@ import numpy as np
 
 from llds.diagnosis.findings import Signal
 from llds.diagnosis.statistics import Rule, Track, follow, onset_of
-from llds.diagnosis.table import Table
+from llds.diagnosis.table import Column, Table
 
 #: Name of a signal -> its rule. Effects: half of the turns or tokens, three times the gradient, and so on.
 RULES: Mapping[str, Rule] = {
@@ -107,14 +107,18 @@ def find_signals(table: Table) -> Signals:
         if column is None or np.isfinite(column.values).sum() < 3:
             continue
         if rule.series in {"turns", "searches"}:
-            rule = _above_floor(rule, column.key)
+            rule = _above_floor(rule, column)
         half = 0.0 if column.decimals is None else 0.5 * 10.0**-column.decimals
         tracks[name] = follow(rule, column.values, half)
     return Signals(table, tracks)
 
 
-def _above_floor(rule: Rule, key: str) -> Rule:
-    """verl counts the question and the answer as turns, so two of them are no tool call; elsewhere one is."""
-    floors = {"num_turns/mean": 2.0, "num_turns": 2.0, "num_turns_mean": 2.0}
-    floor = floors.get(key, 1.0 if rule.series == "turns" else 0.0)
-    return replace(rule, floor=floor)
+def _above_floor(rule: Rule, column: Column) -> Rule:
+    """verl counts the question and the answer as turns, so two of them are no tool call; elsewhere one is. A
+    column that names no engine is taken for verl's where it never goes below two.
+    """
+    if rule.series == "searches":
+        return rule
+    known = column.values[np.isfinite(column.values)]
+    is_verl = column.key.startswith("num_turns") or (column.key == "turns" and float(known.min()) >= 2)
+    return replace(rule, floor=2.0 if is_verl else 1.0)

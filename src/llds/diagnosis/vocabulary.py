@@ -223,7 +223,7 @@ def canonical_names(keys: Iterable[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     taken: set[str] = set()
     for name, series in SERIES.items():
-        for pattern in series.keys:
+        for pattern in (name, *series.keys):
             matching = [key for key in _matching(pattern, plain) if key not in taken]
             if matching:
                 found[name] = matching

@@ -198,8 +198,8 @@ def _joined(pending: str, line: str) -> str | None:
         and all(map(_is_pair, rest[:-1] or rest))
     ):
         return pending + following
-    if whole and following.startswith(" - ") and _is_pair(pieces[0]):
-        return pending + following
+    if whole and following.lstrip().startswith("- ") and _is_pair(pieces[0]):
+        return f"{pending.rstrip()} {following.lstrip()}"
     return None
 
 
