@@ -38,6 +38,11 @@ class Intent:
     answer_weight: float = 1.0
 
     @property
+    def drop(self) -> float:
+        """By how many nats the probe lets a token fall."""
+        return _DROP * self.scale
+
+    @property
     def scale(self) -> float:
         """How large moves must be for dead zone and Huber width not to matter, in units of those below."""
         return max(1.0, 10 * self.dead_zone / _DROP, 4 * self.huber_width / _DROP)
@@ -52,6 +57,8 @@ class ProbeBatch:
     ``is_fresh``: the policy has not changed since it sampled, so ``baseline`` and ``current`` should agree.
     ``reference``, ``inference``: log-probs of the reference policy and of the inference engine.
     ``answer_mask``: the answer span as the loss gets it. ``feedback``: 1 on tokens known to be a tool's.
+    ``written``: 1 on the tokens that the policy wrote, where the rollout itself says so.
+    ``rounding``: nats per token by which two computations of the same log-probs may differ on average.
     ``advantages`` [B]: the real ones. ``texts``: each token of each row as text.
     """
 
@@ -64,6 +71,8 @@ class ProbeBatch:
     inference: Tensor | None = None
     answer_mask: Tensor | None = None
     feedback: Tensor | None = None
+    written: Tensor | None = None
+    rounding: float = 5e-3
     advantages: Tensor | None = None
     texts: Sequence[Sequence[str]] | None = None
 
@@ -115,7 +124,7 @@ class _Answers:
         rows = torch.arange(batch.baseline.shape[0], device=batch.baseline.device)
         signs = torch.tensor(_SIGNS, device=batch.baseline.device)
         self.signs = [signs[(rows + turn) % 3] for turn in range(3)]
-        self.fallen = batch.baseline - _DROP * intent.scale
+        self.fallen = batch.baseline - intent.drop
         asked = [_ask(term, self.fallen, advantages) for advantages in self.signs]
         self.values = [value for value, _ in asked]
         self.gradients = [gradient for _, gradient in asked]
@@ -208,6 +217,7 @@ def _mask_report(batch: ProbeBatch) -> Report:
                     f"{wrong} tokens that a tool wrote are in it{example}", "put 0 on what tools returned"
                 )
             )
+    found += _unlike_rollout(batch)
     empty = int((~batch.mask.any(1)).sum())
     if empty and bool(batch.mask.any()):
         found.append(
@@ -222,6 +232,27 @@ def _mask_report(batch: ProbeBatch) -> Report:
     return Report(tuple(found), ("L4",))
 
 
+def _unlike_rollout(batch: ProbeBatch) -> list[Finding]:
+    """Compare the mask with what the rollout says; a response may be left out as a whole."""
+    if batch.written is None:
+        return []
+    written, found = batch.written.bool(), []
+    extra, lost = batch.mask & ~written, written & ~batch.mask & batch.mask.any(1, keepdim=True)
+    if batch.attention is not None:
+        extra = extra & batch.attention.bool()
+    if count := int(extra.sum()):
+        evidence = f"{count} tokens are in it that the policy did not write, as the rollout says"
+        found.append(
+            _certain_mask(evidence + _example(batch, extra), "multiply it by the rollout's own mask")
+        )
+    if count := int(lost.sum()):
+        evidence = f"{count} tokens are not in it that the policy wrote, as the rollout says"
+        found.append(
+            _certain_mask(evidence + _example(batch, lost), "keep every token that the policy wrote")
+        )
+    return found
+
+
 def _certain_mask(evidence: str, change: str) -> Finding:
     return Finding("L4", "certain", evidence, "the response mask", change)
 
@@ -230,7 +261,7 @@ def _old_report(batch: ProbeBatch) -> Report:
     if batch.current is None or not batch.is_fresh:
         return Report(unchecked=(("L3", "no log-probs of the policy that sampled could be computed anew"),))
     distance = _distance(batch.baseline, batch.current, batch.mask)
-    if distance < 5e-3 or _filled(batch).any():
+    if distance < batch.rounding or _filled(batch).any():
         return Report(checked=("L3",))
     others = {"the reference policy": batch.reference, "the inference engine": batch.inference}
     same = [
@@ -241,7 +272,7 @@ def _old_report(batch: ProbeBatch) -> Report:
     whose = f"; they are those of {same[0]}" if same else ""
     finding = Finding(
         "L3",
-        "certain",
+        "certain" if same or distance > 20 * batch.rounding else "likely",
         f"right after sampling, old log-probs differ from the policy's own by {distance:.3g} nats a token on "
         f"average{whose}",
         "old log-probs",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 
 from llds.objective.normalizers import NORMALIZERS
 from llds.preflight.findings import Finding, Report, merge
@@ -32,7 +33,7 @@ def _run(setup: Setup, fault: str, check: Callable[[Setup], Iterator[Finding | s
 def _old_is_new(setup: Setup) -> Iterator[Finding | str]:
     if setup.baseline is None or setup.steps_per_rollout is None:
         yield "the configuration does not say how many optimizer steps a rollout gets"
-    elif setup.coef and setup.baseline == "old" and setup.steps_per_rollout <= 1:
+    elif setup.coef and setup.baseline == "old" and _is_used_up_at_once(setup.steps_per_rollout):
         yield Finding(
             "L1",
             "certain",
@@ -41,6 +42,11 @@ def _old_is_new(setup: Setup) -> Iterator[Finding | str]:
             setup.name("steps_per_rollout"),
             setup.live_advice or "take two or more optimizer steps per rollout, or another baseline",
         )
+
+
+def _is_used_up_at_once(steps_per_rollout: Fraction) -> bool:
+    """Say whether each optimizer step is made of whole rollouts; one that cuts a rollout finds old ones."""
+    return (1 / steps_per_rollout).denominator == 1
 
 
 def _wrong_old(setup: Setup) -> Iterator[Finding | str]:

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from llds.engines.trl.preflight import preflight, probe_trainer, setup_of_args, undisturbed
+from llds.engines.trl.preflight import RolloutMasks, preflight, probe_trainer, setup_of_args
+from llds.engines.trl.restore import undisturbed
 from llds.errors import LLDSError
 from llds.preflight import Report, Setup, check_setup
 from llds.search.episode import EpisodeRunner
@@ -81,10 +82,14 @@ def probe_once(trainer: SearchTrainer, heed: Callable[[Report], None]) -> None:
     ``heed`` is called on every process.
     """
 
+    masks = RolloutMasks(trainer)
+    masks.start()
+
     def look(inputs: dict[str, Any]) -> None:
+        masks.stop()
         if trainer.llds.options.coef > 0:
             with undisturbed(trainer):
-                report = probe_trainer(trainer, inputs)
+                report = probe_trainer(trainer, inputs, masks)
             heed(report)
 
     trainer.before_first_batch = look
