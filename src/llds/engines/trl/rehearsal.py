@@ -15,6 +15,7 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from llds.engines.trl import rollout
+from llds.engines.trl.counting import response_mask
 
 _FORWARD = "_get_per_token_logps_and_entropies"
 OLD, REFERENCE, SAMPLING = "old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps"
@@ -36,7 +37,8 @@ class Rehearsal:
     _is_in_forward = False
 
     def __init__(self, trainer: Any, inputs: dict[str, Any], coef: float) -> None:
-        self.trainer, self.inputs, self.coef = trainer, inputs, coef
+        self.trainer, self.coef = trainer, coef
+        self.inputs = _as_whole_rollout(trainer, inputs)
         self._loss(self.inputs, None, self.coef)
         if not self._result:
             raise RuntimeError("LLDS was not applied: compute_loss does not call TRL's forward pass.")
@@ -240,10 +242,19 @@ class OwnRehearsal(Rehearsal):
         return (mine - theirs).total()
 
 
+def _as_whole_rollout(trainer: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Return a micro-batch with the token count of a rollout that it is all of."""
+    if "num_items_in_batch" not in inputs:
+        return dict(inputs)
+    count = trainer.accelerator.reduce(response_mask(inputs).sum(), "sum")
+    return {**inputs, "num_items_in_batch": count.to(inputs["num_items_in_batch"].dtype)}
+
+
 def begin_step(trainer: Any, batches: Sequence[dict[str, Any]], index: int = 0) -> None:
-    """Make the trainer believe that ``batches`` are an optimizer step, and that ``index`` of them are done."""
+    """Make the trainer believe that ``batches`` are a rollout and an optimizer step, ``index`` of them done."""
     trainer._buffered_inputs = list(batches)
     trainer._step = index
+    trainer.args.steps_per_generation = len(batches)
     trainer.current_gradient_accumulation_steps = len(batches)
     trainer.accelerator.gradient_state._set_sync_gradients(index == len(batches) - 1)
 

@@ -20,11 +20,11 @@ _PutBack = Callable[[], None]
 def undisturbed(trainer: Any) -> Iterator[None]:
     """Put the trainer back to what it was at the end, whatever happens inside; meanwhile it is in training.
 
-    That is: attributes of the trainer, of its state and of its LLDS, with what their lists, dictionaries and
+    That is: attributes of the trainer, of its state, arguments and LLDS, with what their lists, dictionaries and
     sets hold; modes and gradients of the model; ``sync_gradients``; all random generators. Observers and step
     hooks are not called. What a rollout, a reward or a tool remembers is not put back.
     """
-    owners = [trainer, trainer.state]
+    owners = [trainer, trainer.state, trainer.args]
     runtime = getattr(trainer, "llds", None)
     owners += [] if runtime is None else [runtime]
     put_back = [_attributes(owner) for owner in owners] + [_modes_and_gradients(trainer.model)]
