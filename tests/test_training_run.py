@@ -483,6 +483,26 @@ def test_a_retriever_that_is_down_is_one_sentence(world, tmp_path, server):
     assert [event["event"] for event in read_lines(result.folder / "events.jsonl")][:2] == ["start", "start"]
 
 
+@pytest.mark.parametrize("rate", ["1e30", "1e300"])
+def test_lost_weights_stop_the_run_before_they_are_kept(world, tmp_path, rate):
+    recipe = recipe_for(world, tmp_path, f"grpo.learning_rate={rate}", "evaluation.without_retriever=false")
+    with pytest.raises(LLDSError, match=r"NaN or infinite in optimizer step \d.*Lower grpo.learning_rate"):
+        run_in_process(recipe)
+    run = RunFolder(tmp_path / "try")
+    assert read_lines(run.events)[-1]["event"] == "failed"
+    assert not run.checkpoints.exists()
+    assert not run.model.exists()
+
+
+def test_a_model_of_nan_is_one_sentence(world, tmp_path):
+    def change(model, tokenizer):
+        model.model.norm.weight.data[3] = float("nan")
+
+    folder = broken_model(world, tmp_path / "model", change)
+    with pytest.raises(LLDSError, match=r"NaN or infinities \(in model.norm.weight\)"):
+        run_in_process(recipe_for(world, tmp_path, f"model.path={folder}"))
+
+
 def test_without_a_penalty_llds_is_off_and_not_zero(world, tmp_path):
     from llds.training.run import format_result
 
@@ -557,6 +577,9 @@ def write(path, text):
         ("episode.max_prompt", lambda tmp: 5, "more than episode.max_prompt = 5"),
         ("episode.max_response", lambda tmp: 2000, "exceed the model's 512 positions"),
         ("grpo.questions", lambda tmp: 64, "12 training questions, fewer than one rollout"),
+        ("run.seed", lambda tmp: 2**32, "at most"),
+        ("run.threads", lambda tmp: 10**6, "at most 1024"),
+        ("data.test", lambda tmp: "", "'data.test=' is empty"),
         ("run.report_to", lambda tmp: "wanbd", "did you mean 'wandb'"),
         ("run.report_to", lambda tmp: "comet_ml", "comet_ml, which is not installed"),
         ("warm_start.steps", lambda tmp: 1, "none; set warm_start.steps=0"),

@@ -163,4 +163,5 @@ def settings_help() -> str:
 
 
 def _dumps(content: Any) -> str:
-    return json.dumps(content, ensure_ascii=False, indent=2)
+    readable = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    return json.dumps(content, ensure_ascii=not readable, indent=2)

@@ -128,9 +128,11 @@ class _Screen:
 
     def _write(self, pieces: list[tuple[str, str]]) -> None:
         for text, style in pieces:
-            self._console.print(Text(text, style=style), end="", soft_wrap=True)
+            # What a tool found is not to be trusted with the terminal.
+            self._console.print(Text(text.translate(_HARMLESS), style=style), end="", soft_wrap=True)
 
 
+_HARMLESS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 _WHY = {
     "length": "the response reached its longest length",
     "turns": "all turns were used up",

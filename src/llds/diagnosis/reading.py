@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
 from llds.diagnosis.building import TableBuilder
-from llds.diagnosis.formats.console import MARKS, ConsoleReader
+from llds.diagnosis.formats.console import ConsoleReader, has_mark
 from llds.diagnosis.formats.events import masked_crc, read_events
 from llds.diagnosis.formats.objects import LineReader, read_trainer_state
 from llds.diagnosis.formats.pattern import PatternReader
@@ -266,7 +266,7 @@ def detect(head: bytes, name: str = "") -> str:
     first, _, rest = text.partition(b"\n")
     if first.startswith(b"{") and _is_json(first):
         return "jsonl"
-    if not MARKS.search(first) and _is_table(first, rest):
+    if not has_mark(first) and _is_table(first, rest):
         return "csv"
     return "console"
 

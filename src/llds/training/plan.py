@@ -68,6 +68,15 @@ def make_plan(recipe: Recipe, processes: int = 1) -> Plan:
     )
 
 
+def check_enough(count: int, recipe: Recipe) -> None:
+    """Raise :class:`LLDSError` when ``count`` training questions are fewer than one rollout needs."""
+    if count < recipe.grpo.questions:
+        raise LLDSError(
+            f"There are {count} training questions, fewer than one rollout takes: "
+            f"grpo.questions = {recipe.grpo.questions}."
+        )
+
+
 def question_order(count: int, recipe: Recipe) -> list[int]:
     """Return the indices of the questions of all rollouts, in order: every question once before any comes
     again.
@@ -75,12 +84,8 @@ def question_order(count: int, recipe: Recipe) -> list[int]:
     ``count``: number of training questions. Each pass over them has its own seeded order. Raises
     :class:`LLDSError` when there are fewer questions than one rollout needs.
     """
+    check_enough(count, recipe)
     needed = recipe.grpo.questions * recipe.run.rollouts
-    if count < recipe.grpo.questions:
-        raise LLDSError(
-            f"There are {count} training questions, fewer than one rollout takes: "
-            f"grpo.questions = {recipe.grpo.questions}."
-        )
     order: list[int] = []
     for index in range(-(-needed // count)):
         shuffled = list(range(count))

@@ -27,8 +27,8 @@ def load_policy(settings: ModelSettings) -> Policy:
     """Load the model (float32) and the tokenizer that ``settings`` name.
 
     Weights are read from safetensors only. Raises :class:`LLDSError` when there is no such model, when it has
-    no safetensors weights, no tokenizer, neither a pad nor an end-of-text token, or fewer embeddings than
-    tokens.
+    no safetensors weights, no tokenizer, neither a pad nor an end-of-text token, fewer embeddings than
+    tokens, or weights that are not finite.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -50,7 +50,16 @@ def load_policy(settings: ModelSettings) -> Policy:
             f"The tokenizer of {source} has {len(tokenizer)} tokens but the model has embeddings for {rows}: "
             "they do not belong together."
         )
+    if (name := first_not_finite(model)) is not None:
+        raise LLDSError(
+            f"The weights of {source} hold NaN or infinities (in {name}): that model is broken, take another."
+        )
     return Policy(model.to(pick_device(settings.device)).eval(), tokenizer, notes)
+
+
+def first_not_finite(model: Any) -> str | None:
+    """Return the name of the first parameter that holds a NaN or an infinity; None when all is well."""
+    return next((name for name, weight in model.named_parameters() if not weight.isfinite().all()), None)
 
 
 def model_source(path: str) -> str:

@@ -245,14 +245,16 @@ class RunSettings:
 
     name: str = setting("", "name of the run's folder; by default that of the recipe and the seed")
     folder: str = setting("runs", "where run folders go")
-    seed: int = setting(0, "seed of question order, sampling and everything else random", low=0)
-    rollouts: int = setting(40, "rollouts to train for", "rollouts", low=1)
+    seed: int = setting(
+        0, "seed of question order, sampling and everything else random", low=0, high=2**32 - 1
+    )
+    rollouts: int = setting(40, "rollouts to train for", "rollouts", low=1, high=100_000)
     save_every: int = setting(
         5, "checkpoint after this many rollouts; 0 only when stopped", "rollouts", low=0
     )
     keep: int = setting(2, "checkpoints to keep", "checkpoints", low=1)
     trajectories: int = setting(4, "responses written out per optimizer step, to read; 0 writes none", low=0)
-    threads: int = setting(0, "CPU threads; 0 leaves it to torch", "threads", low=0)
+    threads: int = setting(0, "CPU threads; 0 leaves it to torch", "threads", low=0, high=1024)
     report_to: tuple[str, ...] = setting((), "also log to these, e.g. wandb,tensorboard,trackio")
 
 

@@ -59,8 +59,12 @@ def what_llds_did(row: Mapping[str, Any]) -> str:
         return "off"
     if row.get("llds/structural_zero") == 1:
         return "structural zero"
-    # A penalty that is not finite stands there as text.
-    acted = row.get("llds/penalised_share") or isinstance(row.get("llds/loss"), str)
+    # What is not finite cannot be called zero; in the record it stands as text.
+    acted = (
+        row.get("llds/penalised_share")
+        or row.get("llds/nonfinite_tokens")
+        or isinstance(row.get("llds/loss"), str)
+    )
     return "active" if acted else "measured zero"
 
 

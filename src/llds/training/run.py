@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ from llds.training.inputs import (
     training_questions,
 )
 from llds.training.interrupt import StopRequest, stop_on_signal
-from llds.training.plan import Plan, make_plan
+from llds.training.plan import Plan, check_enough, make_plan
 from llds.training.policy import Policy, pick_device
 from llds.training.preflight import Gate, check_recipe, probe_once, refusal
 from llds.training.probe import RunProbe
@@ -149,7 +150,7 @@ def format_result(result: RunResult) -> str:
         [
             format_comparison(result.evaluations),
             f"{result.steps} optimizer steps in {result.seconds / 60:.1f} minutes; LLDS penalty {told}.",
-            f'Look at the model: llds ask {result.folder} "{example}"',
+            f"Look at the model: llds ask {quote(str(result.folder))} {quote(example)}",
         ]
     )
 
@@ -157,6 +158,7 @@ def format_result(result: RunResult) -> str:
 def _train(recipe: Recipe, display: Display, run: RunFolder, force: bool) -> RunResult:
     questions, held_out = training_questions(recipe), held_out_questions(recipe)
     check_reporters(recipe.run.report_to)
+    check_enough(len(questions), recipe)
     plan, protocol = make_plan(recipe, PartialState().num_processes), make_protocol(recipe)
     static = check_recipe(recipe, plan.processes)
     if static.certain and not force:

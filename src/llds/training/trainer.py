@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ from transformers.trainer_callback import PrinterCallback
 from llds.data.questions import Question
 from llds.dynamics import SERIES
 from llds.engines.trl import LLDSGRPOConfig, LLDSGRPOTrainer
+from llds.errors import LLDSError
 from llds.files import atomic_write_text
 from llds.search.episode import EpisodeRunner
 from llds.training.alarms import AlarmDesk, checkpoints_to_keep
 from llds.training.checkpoints import SafeCheckpointMixin
 from llds.training.interrupt import StopRequest
 from llds.training.plan import Plan, question_order, rollout_seed
-from llds.training.policy import Policy, pick_device
+from llds.training.policy import Policy, first_not_finite, pick_device
 from llds.training.probe import RunProbe
 from llds.training.progress import Display
 from llds.training.recipe import RECIPE_FILE, Recipe
@@ -234,6 +236,7 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not
             return
         if state.is_world_process_zero:
             self._record(state.global_step, logs)
+        self._check_alive(state, logs)
         if not self._plan.at_boundary(state.global_step):
             return
         reaction = self._alarms.settle(state.global_step)
@@ -242,6 +245,20 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not
             control.should_save = reaction == "stop"
         elif state.is_world_process_zero:
             self._evaluate_between(state)
+
+    def _check_alive(self, state: Any, logs: Mapping[str, Any]) -> None:
+        """Stop a run whose weights are lost before they take the place of good ones in the checkpoints."""
+        suspicious = not all(math.isfinite(logs.get(name, 0.0)) for name in ("loss", "grad_norm"))
+        due = suspicious or self._plan.at_boundary(state.global_step)
+        if not due or first_not_finite(self._trainer.model) is None:
+            return
+        reason = (
+            f"The weights became NaN or infinite in optimizer step {state.global_step}; nothing can be learnt "
+            "from there. Lower grpo.learning_rate or llds.coef, and give another run.name."
+        )
+        if state.is_world_process_zero:
+            self._run.event("failed", step=state.global_step, reason=reason)
+        raise LLDSError(reason)
 
     def _record(self, step: int, logs: Mapping[str, Any]) -> None:
         row = metrics_row(step, self._plan, logs)

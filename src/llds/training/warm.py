@@ -46,9 +46,12 @@ def starting_policy(
         render=lambda text: _prompt_text(protocol, policy.tokenizer, text),
     )
     plan = WarmStartPlan(settings.steps, settings.batch, settings.learning_rate)
-    with display.phase("warm start on traces", settings.steps) as count:
+    # The folder is begun first, so that a cache that can't be written is known before the work is done.
+    with (
+        atomic_folder(target) as folder,
+        display.phase("warm start on traces", settings.steps) as count,
+    ):
         warm_start(policy.model, policy.tokenizer, traces, plan, on_step=lambda step, loss: count(step))
-    with atomic_folder(target) as folder:
         save_model_folder(policy.model, policy.tokenizer, folder)
     return load_policy(warm)
 
