@@ -126,6 +126,71 @@ def test_l4_the_penalty_gets_another_mask(tmp_path, monkeypatch):
     assert "outside the response mask" in report.text
 
 
+class Forgetful(LLDSGRPOTrainer):
+    """Loses the rollout's mask on the way to the loss."""
+
+    def _generate_and_score_completions(self, inputs):
+        batch = super()._generate_and_score_completions(inputs)
+        del batch["tool_mask"]
+        return batch
+
+
+def test_l4_the_mask_of_the_rollout_got_lost(tmp_path):
+    """No tag and no log-prob tells; the rollout's own mask does."""
+    report = preflight(make(tmp_path, cls=Forgetful))
+    assert faults(report) == {"L4"}
+    assert "that the policy did not write, as the rollout says" in report.text
+
+
+def test_l4_tokens_of_the_policy_got_lost(tmp_path):
+    class Short(LLDSGRPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            batch = super()._generate_and_score_completions(inputs)
+            batch["tool_mask"][:, 0] = 0
+            return batch
+
+    report = preflight(make(tmp_path, cls=Short))
+    assert faults(report) == {"L4"}
+    assert "8 tokens are not in it that the policy wrote" in report.text
+
+
+class Sure(toy.Canned):
+    """The policy's likeliest tokens with their true log-probs, which are 0 where it is sure."""
+
+    def __call__(self, prompts, trainer):
+        answer = super().__call__(prompts, trainer)
+        ids, logprobs, masks = [], [], []
+        for place, prompt in enumerate(answer["prompt_ids"]):
+            written, told = [], []
+            for index in range(6):
+                with torch.no_grad():
+                    logits = trainer.model(input_ids=torch.tensor([[*prompt, *written]])).logits[0, -1]
+                is_policy = index not in (2, 3)
+                token = int(logits[2:].argmax()) + 2 if is_policy else 2 + (7 * place + index) % 40
+                told.append(float(logits.log_softmax(-1)[token]) if is_policy else 0.0)
+                written.append(token)
+            ids.append(written)
+            logprobs.append(told)
+            masks.append([1, 1, 0, 0, 1, 1])
+        self.sure = sum(value == 0 for row in logprobs for value in row) - 2 * len(ids)
+        return answer | {
+            "completion_ids": ids,
+            "logprobs": logprobs,
+            "env_mask": masks,
+            "answer_mask": [[0, 0, 0, 0, 0, 1] for _ in ids],
+        }
+
+
+def test_a_policy_that_is_sure_of_its_tokens_is_clean(tmp_path):
+    """A sampled log-prob of exactly 0 is what a likely token has, and no sign of feedback."""
+    policy, rollout = toy.model(), Sure()
+    with torch.no_grad():
+        policy.model.norm.weight.mul_(60)
+    report = preflight(make(tmp_path, policy=policy, rollout=rollout))
+    assert rollout.sure >= 4
+    assert faults(report) == set(), report.text
+
+
 def change_loss(monkeypatch, **changes):
     """Let the trainer call the penalty with other settings than it says."""
     from llds import llds_loss
@@ -165,6 +230,19 @@ def test_l7_another_normaliser(tmp_path, monkeypatch):
     assert "that of the normaliser 'response'" in report.text
 
 
+def test_l7_n_of_each_micro_batch(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "llds.engines.trl.runtime.BatchCounter.count",
+        lambda self, inputs, position: self._count_one(inputs).float(),
+    )
+    schedule = {
+        "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 4
+    }  # fmt: skip
+    report = preflight(make(tmp_path, **schedule))
+    assert faults(report) == {"L7"}
+    assert "depends on the micro-batch size" in report.text
+
+
 def test_l7_published_coefficient_with_another_normaliser(tmp_path):
     report = preflight(make(tmp_path, llds_normalizer="response", llds_coef=0.2))
     assert faults(report) == {"L7"}
@@ -199,6 +277,13 @@ def test_l8_the_weight_is_not_used(tmp_path, monkeypatch):
     report = preflight(make(tmp_path, llds_answer_weight=0.5))
     assert faults(report) == {"L8"}
     assert "not 0.5 times" in report.text
+
+
+def test_l8_no_answer_mask_at_all(tmp_path):
+    trainer = make(tmp_path, rollout=toy.Canned(drop=("answer_mask",)), llds_answer_weight=0.5)
+    report = preflight(trainer)
+    assert faults(report) == {"L8"}
+    assert "needs a rollout_func that returns 'answer_mask'" in report.text
 
 
 def test_l9_configured_but_the_trainer_is_plain(tmp_path):
@@ -249,6 +334,16 @@ def test_l11_missing_log_probs_filled_with_zero(tmp_path):
     trainer._generate_and_score_completions = scored
     report = preflight(trainer)
     assert faults(report) == {"L11"}
+
+
+def test_l11_absent_log_probs_taken_for_zero(tmp_path, monkeypatch):
+    def filled(self, inputs, logprobs, anchored):
+        return inputs.get("old_per_token_logps", torch.zeros_like(logprobs))
+
+    monkeypatch.setattr(LLDSRuntime, "_baseline", filled)
+    report = preflight(make(tmp_path, num_iterations=1, steps_per_generation=1))
+    assert faults(report) == {"L1", "L11"}
+    assert "as if they all were 0" in report.text
 
 
 def test_l12_twice(tmp_path, monkeypatch):
@@ -311,6 +406,10 @@ class Shape(toy.Canned):
 CLEAN = {
     "two passes": {"num_iterations": 2},
     "two steps per rollout": {"num_iterations": 1, "steps_per_generation": 2},
+    "steps that cut a rollout": {
+        "per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "steps_per_generation": 2,
+        "num_iterations": 1,
+    },
     "micro-batches": {
         "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 4
     },
@@ -386,6 +485,38 @@ def test_a_preflight_leaves_everything_as_it_was(tmp_path):
         assert mine.keys() == theirs.keys()
         assert mine.get("num_tokens") == theirs.get("num_tokens")
         assert mine.get("reward") == theirs.get("reward")
+
+
+def test_what_a_users_trainer_keeps_is_put_back(tmp_path):
+    class Counting(LLDSGRPOTrainer):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.calls, self.seen = 0, {"rows": []}
+
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            self.calls += 1
+            self.seen["rows"].append(len(inputs["prompt_ids"]))
+            self.later = True
+            return super().compute_loss(model, inputs, *args, **kwargs)
+
+    trainer = make(tmp_path, cls=Counting)
+    had, rows = dict(vars(trainer)), trainer.seen["rows"]
+    active = trainer.accelerator.gradient_state.active_dataloader
+    trainer.model.eval()
+    preflight(trainer)
+    assert (trainer.calls, trainer.seen, trainer.seen["rows"] is rows) == (0, {"rows": []}, True)
+    assert vars(trainer) == had
+    assert not trainer.model.training
+    assert trainer.accelerator._dataloaders == []
+    assert trainer.accelerator.gradient_state.active_dataloader is active
+
+
+def test_the_model_runs_a_few_times_only(tmp_path):
+    trainer, calls = make(tmp_path), []
+    trainer.model.register_forward_hook(lambda *seen: calls.append(torch.is_grad_enabled()))
+    assert preflight(trainer).is_clean
+    assert sum(calls) == 3
+    assert len(calls) == 4
 
 
 def test_hooks_are_not_called_and_stay(tmp_path):
