@@ -103,12 +103,39 @@ def test_the_papers_verl_settings_are_clean():
         (["algorithm.use_kl_in_reward=True"], "L12"),
         (["actor_rollout_ref.rollout.n=2"], "L13"),
         (["actor_rollout_ref.rollout.n=1"], "L13"),
+        (["algorithm.adv_estimator=gae"], "L5"),
+        ([f"{A}.policy_loss.llds_advantage_tol=5e-1"], "L5"),
+        ([f"{A}.ppo_mini_batch_size=512", f"{A}.policy_loss.llds_coef=1e-1"], "L1"),
     ],
 )
 def test_faults_of_a_verl_configuration(words, fault):
     report = verl(*words)
     assert faults(report) == {fault}
     assert "." in report.findings[0].setting
+
+
+BYPASS = "algorithm.rollout_correction.bypass_mode=True"
+
+
+def test_log_probs_of_an_engine_that_returns_none():
+    words = [BYPASS, "actor_rollout_ref.rollout.calculate_log_probs=False"]
+    assert faults(verl(*words)) == {"L3", "L11"}
+    assert faults(verl(words[0], "actor_rollout_ref.rollout.calculate_log_probs=True")) == {"L3"}
+
+
+def test_the_older_trainer_drops_the_loss_in_bypass_mode():
+    report = verl(BYPASS, "trainer.use_v1=False")
+    assert faults(report) == {"L3", "L9"}
+    assert "replaces whatever is set" in report.text
+    assert faults(verl(BYPASS, "trainer.use_v1=True")) == {"L3"}
+
+
+def test_search_r1_counts_its_mini_batches_in_responses():
+    """The paper's run: 512 questions of 5 responses feed ten steps of 256."""
+    words = ["actor_rollout_ref.rollout.n=1", "actor_rollout_ref.rollout.n_agent=5", "do_search=true"]
+    words += [f"{A}.state_masking=true"]
+    assert faults(verl(*words)) == set()
+    assert faults(verl(*words, f"{A}.ppo_mini_batch_size=2560")) == {"L1"}
 
 
 @pytest.mark.parametrize(
@@ -179,6 +206,29 @@ def test_command_on_trl_arguments(tmp_path):
     assert told.exit_code == 0, told.output
     assert "L1 (" not in told.output
     assert "Not looked for: L9" in told.output
+
+
+def test_command_on_trl_arguments_for_a_trainer_that_llds_is_attached_to(tmp_path):
+    path = tmp_path / "args.json"
+    path.write_text(json.dumps({"num_generations": 8, "per_device_train_batch_size": 8}))
+    told = runner.invoke(app, ["preflight", str(path)])
+    assert told.exit_code == 1, told.output
+    assert "L1 (certain)" in told.output
+    assert "no setting llds_" in " ".join(told.output.split())
+    assert runner.invoke(app, ["preflight", str(path), "llds_coef=0"]).exit_code == 0
+
+
+def test_a_rollout_that_optimizer_steps_cut_is_not_used_up():
+    """TRL's rule: with accumulation 3 and rollouts of 2 micro-batches steps find responses of an older policy."""
+    from fractions import Fraction
+
+    for accumulation in range(1, 7):
+        for micro_batches in range(1, 9):
+            setup = Setup(
+                "trl", coef=0.2, baseline="old", steps_per_rollout=Fraction(micro_batches, accumulation)
+            )
+            found = "L1" in faults(check_setup(setup))
+            assert found == (accumulation % micro_batches == 0)
 
 
 def test_command_on_a_verl_command_line():

@@ -13,7 +13,7 @@ import typer
 from llds.errors import LLDSError
 
 if TYPE_CHECKING:
-    from llds.preflight import Report, Setup
+    from llds.preflight import Report
 
 
 class Worst(StrEnum):
@@ -75,7 +75,7 @@ def _report(config: str, words: list[str], static: bool) -> Report:
     if content is not None and (config == "-" or is_verl(content)):
         return check_setup(setup_of_verl(with_overrides(content, words)))
     if content is not None and _is_trl(content):
-        return check_setup(_trl_setup(content, words, config))
+        return _trl_report(content, words, config)
     return _recipe_report(config, words, static)
 
 
@@ -105,7 +105,7 @@ def _is_trl(content: dict[str, Any]) -> bool:
     return bool(content) and not sections & content.keys()
 
 
-def _trl_setup(content: dict[str, Any], words: list[str], where: str) -> Setup:
+def _trl_report(content: dict[str, Any], words: list[str], where: str) -> Report:
     """Let TRL itself read the arguments."""
     import dataclasses
 
@@ -113,6 +113,7 @@ def _trl_setup(content: dict[str, Any], words: list[str], where: str) -> Setup:
 
     from llds.engines.trl import LLDSGRPOConfig
     from llds.engines.trl.preflight import setup_of_args
+    from llds.preflight import Report, check_setup, merge
     from llds.training.settings import did_you_mean
 
     for word in words:
@@ -132,8 +133,14 @@ def _trl_setup(content: dict[str, Any], words: list[str], where: str) -> Setup:
         args = LLDSGRPOConfig(**content)
     except (ValueError, TypeError) as error:
         raise LLDSError(f"TRL does not take the arguments of {where}: {error}") from None
-    has_llds = any(key.startswith("llds_") for key in content)
-    return setup_of_args(args, args.llds_options() if has_llds else None)
+    report = check_setup(setup_of_args(args, args.llds_options()))
+    if any(key.startswith("llds_") for key in content):
+        return report
+    note = (
+        f"{where} has no setting llds_…: this is what attach_llds(trainer) would meet; give llds_coef=0 for a "
+        "run without LLDS."
+    )
+    return merge([report, Report(notes=(note,))])
 
 
 def _recipe_report(config: str, words: list[str], static: bool) -> Report:

@@ -15,7 +15,8 @@ class Setup:
     would be called. ``coef``: λ. ``gate``, ``normalizer``, ``baseline``, ``preserve``, ``advantage_tol``,
     ``answer_weight``: as in :func:`llds.llds_loss`. ``steps_per_rollout``: optimizer steps on each rollout, all
     passes together. ``group_size``: responses per question. ``kl_in_loss``, ``kl_in_reward``: weights of a KL
-    to the reference. ``old_from_inference``: whether the old log-probs are those of the inference engine.
+    to the reference. ``advantages``: the name of their estimator. ``old_from_inference``: whether the old
+    log-probs are those of the inference engine, ``has_inference_logprobs``: whether it is told to return any.
     ``masks_feedback``: whether what tools wrote is left out of the loss; ``is_multi_turn``: whether there are
     tools at all. ``has_answer_mask``: whether rollouts tell the answer span. ``logging_steps``: optimizer
     steps per log entry. ``names``: field -> the setting's name in that engine, for advice.
@@ -36,7 +37,9 @@ class Setup:
     group_size: int | None = None
     kl_in_loss: float | None = None
     kl_in_reward: float | None = None
+    advantages: str | None = None
     old_from_inference: bool | None = None
+    has_inference_logprobs: bool | None = None
     masks_feedback: bool | None = None
     is_multi_turn: bool | None = None
     has_answer_mask: bool | None = None

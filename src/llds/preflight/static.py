@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 
@@ -14,6 +15,8 @@ _PUBLISHED = (0.1, 0.2, 0.3)
 #: Above this a KL to the reference holds likelihood much as the penalty does.
 _STRONG_KL = 0.02
 _SMALL_GROUP = 4
+#: Estimators with an advantage of its own for every token.
+_PER_TOKEN = ("gae", "reinforce_plus_plus")
 
 
 def check_setup(setup: Setup) -> Report:
@@ -88,13 +91,49 @@ def _advantages(setup: Setup) -> Iterator[Finding | str]:
             setup.name("preserve"),
             'set it to "nonnegative", unless this is an ablation',
         )
-    elif setup.coef and setup.advantage_tol is not None and setup.advantage_tol > 0.2:
+    yield from _estimator(setup)
+    if setup.coef and (setup.advantage_tol or 0) >= _smallest_advantage(setup):
         yield Finding(
             "L5",
             "likely",
-            f"an advantage down to -{setup.advantage_tol:g} counts as 0, so wrong responses are preserved",
+            f"an advantage down to -{setup.advantage_tol:g} counts as 0, and with one good response among "
+            f"{setup.group_size or 'many'} the others have -{_smallest_advantage(setup):.3g}: wrong responses are "
+            "preserved",
             setup.name("advantage_tol"),
             "set it to 1e-3, which is above the rounding of equal rewards",
+        )
+
+
+def _smallest_advantage(setup: Setup) -> float:
+    """Return the size of a wrong response's advantage where one in its group is right and rewards are 0 or 1."""
+    return 1 / math.sqrt(setup.group_size or 25)
+
+
+def _estimator(setup: Setup) -> Iterator[Finding | str]:
+    """L5 too: what the sign of an advantage says depends on how it is made."""
+    if setup.coef and setup.advantages in _PER_TOKEN:
+        yield Finding(
+            "L5",
+            "likely",
+            f"advantages are those of {setup.advantages!r}: they differ from token to token, so their sign does not "
+            "tell a good response from a bad one",
+            setup.name("advantages"),
+            'set it to "grpo", or another estimator that compares the responses to one question',
+        )
+
+
+def _filled(setup: Setup) -> Iterator[Finding | str]:
+    if setup.old_from_inference is None:
+        yield "the configuration does not say where the old log-probs come from"
+    elif not setup.old_from_inference or setup.has_inference_logprobs is None:
+        yield "only a batch shows whether log-probs are missing"
+    elif setup.coef and not setup.has_inference_logprobs:
+        yield Finding(
+            "L11",
+            "certain",
+            "old log-probs are to be those of the inference engine, which is not told to return any",
+            setup.name("has_inference_logprobs"),
+            "set it to True, or let the trainer recompute old log-probs",
         )
 
 
@@ -219,7 +258,7 @@ def _groups(setup: Setup) -> Iterator[Finding | str]:
         )
 
 
-#: Fault -> what looks for it. L2, L11 and L14 can't be seen in a configuration.
+#: Fault -> what looks for it. L2 and L14 can't be seen in a configuration.
 CHECKS: dict[str, Callable[[Setup], Iterator[Finding | str]]] = {
     "L1": _old_is_new,
     "L3": _wrong_old,
@@ -230,6 +269,7 @@ CHECKS: dict[str, Callable[[Setup], Iterator[Finding | str]]] = {
     "L8": _answers,
     "L9": _never_called,
     "L10": _last_micro_batch,
+    "L11": _filled,
     "L12": _twice,
     "L13": _groups,
 }

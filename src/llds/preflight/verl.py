@@ -10,6 +10,7 @@ from llds.errors import LLDSError
 from llds.preflight.setup import Setup
 
 _ACTOR = "actor_rollout_ref.actor"
+_ROLLOUT = "actor_rollout_ref.rollout"
 NAMES = {
     "steps_per_rollout": f"data.train_batch_size, {_ACTOR}.ppo_mini_batch_size, {_ACTOR}.ppo_epochs",
     "coef": f"{_ACTOR}.policy_loss.llds_coef",
@@ -21,10 +22,15 @@ NAMES = {
     "group_size": "actor_rollout_ref.rollout.n",
     "kl_in_loss": f"{_ACTOR}.use_kl_loss, {_ACTOR}.kl_loss_coef",
     "kl_in_reward": "algorithm.use_kl_in_reward, algorithm.kl_ctrl.kl_coef",
+    "advantages": "algorithm.adv_estimator",
+    "has_inference_logprobs": "actor_rollout_ref.rollout.calculate_log_probs",
     "old_from_inference": "algorithm.rollout_correction.bypass_mode",
     "masks_feedback": f"{_ACTOR}.state_masking",
-    "is_attached": f"{_ACTOR}.policy_loss.loss_mode",
-    "attach_advice": "set loss_mode=llds (or add +llds=default); see docs/scale.md",
+    "is_attached": f"{_ACTOR}.policy_loss.loss_mode, algorithm.rollout_correction.bypass_mode, trainer.use_v1",
+    "attach_advice": (
+        "set loss_mode=llds (or add +llds=default; see docs/scale.md); bypass_mode with trainer.use_v1=False replaces "
+        "whatever is set, unless llds_wrap_registry is"
+    ),
 }
 
 
@@ -64,11 +70,14 @@ def setup_of_verl(config: Mapping[str, Any]) -> Setup:
     loss = _mapping(config, "actor_rollout_ref.actor.policy_loss")
     mode = str(loss.get("loss_mode", "vanilla"))
     llds = {key.removeprefix("llds_"): value for key, value in loss.items() if key.startswith("llds_")}
-    is_llds = "llds" in mode or bool(loss.get("llds_wrap_registry"))
-    wanted = is_llds or bool(llds)
+    is_named = "llds" in mode or bool(loss.get("llds_wrap_registry"))
+    wanted = is_named or bool(llds)
+    bypass = bool(_get(config, "algorithm.rollout_correction.bypass_mode") or False)
+    # The older trainer then puts a loss of its own in place of the one that is named.
+    is_replaced = bypass and _get(config, "trainer.use_v1") is False and not loss.get("llds_wrap_registry")
     return Setup(
         engine="verl",
-        is_attached=is_llds if wanted else None,
+        is_attached=(is_named and not is_replaced) if wanted else None,
         coef=_number(llds.get("coef", 0.2)) if wanted else None,
         gate=str(llds.get("gate", "action")) if wanted else None,
         normalizer=str(llds.get("normalizer", "all")) if wanted else None,
@@ -77,10 +86,12 @@ def setup_of_verl(config: Mapping[str, Any]) -> Setup:
         advantage_tol=_number(llds.get("advantage_tol", 1e-3)) if wanted else None,
         answer_weight=llds.get("answer_weight"),
         steps_per_rollout=_steps(config),
-        group_size=_whole(_get(config, "actor_rollout_ref.rollout.n")),
+        group_size=_whole(_get(config, f"{_ROLLOUT}.n_agent")) or _whole(_get(config, f"{_ROLLOUT}.n")),
+        advantages=_text(_get(config, "algorithm.adv_estimator")),
         kl_in_loss=_switched(config, f"{_ACTOR}.use_kl_loss", f"{_ACTOR}.kl_loss_coef", 0.001),
         kl_in_reward=_switched(config, "algorithm.use_kl_in_reward", "algorithm.kl_ctrl.kl_coef", 0.001),
-        old_from_inference=bool(_get(config, "algorithm.rollout_correction.bypass_mode") or False),
+        old_from_inference=bypass,
+        has_inference_logprobs=_get(config, f"{_ROLLOUT}.calculate_log_probs"),
         masks_feedback=_masks(config),
         is_multi_turn=_has_tools(config),
         names=NAMES,
@@ -91,7 +102,9 @@ def setup_of_verl(config: Mapping[str, Any]) -> Setup:
 
 
 def _steps(config: Mapping[str, Any]) -> Fraction | None:
+    """Return optimizer steps per rollout. Search-R1 counts a mini-batch in responses, verl in questions."""
     batch = _whole(_get(config, "data.train_batch_size"))
+    batch = batch and batch * (_whole(_get(config, f"{_ROLLOUT}.n_agent")) or 1)
     mini = _whole(_get(config, f"{_ACTOR}.ppo_mini_batch_size"))
     epochs = _whole(_get(config, f"{_ACTOR}.ppo_epochs")) or 1
     return Fraction(batch * epochs, mini) if batch and mini else None
@@ -131,8 +144,17 @@ def _mapping(config: Mapping[str, Any], path: str) -> Mapping[str, Any]:
 
 
 def _number(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else None
+    """Return a number, also one such as 1e-3, which YAML takes for text without a point in it."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _whole(value: Any) -> int | None:
