@@ -111,7 +111,22 @@ def test_a_zero_that_was_found_is_a_measured_zero(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "llds.engines.trl"):
         trainer.train()
     assert trainer.llds.verdicts == {"structural zero": 2, "measured zero": 2}
-    assert caplog.messages == ["LLDS in 4 optimizer steps: 2 measured zero, 2 structural zero."]
+    assert caplog.messages == [
+        trainer.llds_status.text,
+        "LLDS in 4 optimizer steps: 2 measured zero, 2 structural zero.",
+    ]
+
+
+def test_a_live_status_is_seen_once_without_any_logging_set_up(tmp_path, caplog):
+    trainer = make(tmp_path, max_steps=2)
+    with caplog.at_level(logging.WARNING, "llds.engines.trl"):
+        trainer.train()
+        trainer.train()
+    assert [text for text in caplog.messages if "LLDS is live" in text] == [trainer.llds_status.text]
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "llds.engines.trl"):
+        make(tmp_path, max_steps=1, llds_coef=0.0).train()
+    assert caplog.messages == []
 
 
 def test_correction_for_vllm_does_not_make_it_live():

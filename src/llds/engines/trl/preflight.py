@@ -319,14 +319,15 @@ def _last_only(evidence: str) -> Finding:
 
 def _parts_report(loss: Rehearsal, batch: ProbeBatch, intent: Intent) -> Report:
     """Cut the batch in two: the penalty must be that of the whole."""
-    why = "the batch has no two halves with tokens of the policy"
-    half = -(-loss.rows // 2)
-    if not bool(batch.mask[:half].any() and batch.mask[half:].any()):
-        return Report(unchecked=(("L7", why),))
+    if loss.rows < 2:
+        return Report(unchecked=(("L7", "the batch has one response only"),))
     everywhere = torch.ones(loss.rows, device=batch.baseline.device)
     fallen = batch.baseline - intent.drop
     whole = float(loss.term(fallen.detach().requires_grad_(), everywhere).detach())
     parts = loss.cut_term(fallen, everywhere, 2)
+    half = -(-loss.rows // 2)
+    if not bool(batch.mask[:half].any() and batch.mask[half:].any()):
+        return Report(unchecked=(("L7", "the batch has no two halves with tokens of the policy"),))
     if abs(parts - whole) <= 0.01 * abs(whole):
         return Report(checked=("L7",))
     finding = Finding(

@@ -67,8 +67,9 @@ def _attributes(owner: Any) -> _PutBack:
     """Remember the attributes of an object, and what is in its containers."""
     had = dict(vars(owner))
     refills: dict[int, _PutBack] = {}
-    for value in had.values():
-        _remember(value, refills)
+    for name, value in had.items():
+        if not name.endswith("_dataset"):
+            _remember(value, refills)
 
     def put() -> None:
         vars(owner).clear()

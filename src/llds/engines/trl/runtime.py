@@ -68,6 +68,7 @@ class LLDSRuntime:
         self.anchor: LaggedAnchor | None = None
         self.verdicts: Counter[str] = Counter()
         self._trainer = trainer
+        self._is_told = False
         self._captured: list[Forward] | None = None
         self.monitor = RunMonitor(trainer, options)
         self._window = self._new_window()
@@ -86,9 +87,11 @@ class LLDSRuntime:
             self._begin_anchor()
         if not self._trainer.accelerator.is_main_process:
             return
-        logger.log(
-            logging.WARNING if self.status.kind == "structural_zero" else logging.INFO, self.status.text
-        )
+        # Python hides what is no warning unless told otherwise, and nobody should have to ask whether LLDS is on.
+        is_news = self.status.kind != "off" and not self._is_told
+        is_zero = self.status.kind == "structural_zero"
+        logger.log(logging.WARNING if is_zero or is_news else logging.INFO, self.status.text)
+        self._is_told = True
         if self.options.coef > 0:
             for sentence in dropout_warnings(self._trainer.model):
                 logger.warning("LLDS: %s", sentence)
