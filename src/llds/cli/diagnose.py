@@ -192,6 +192,8 @@ def watch_log(
     if replay:
         _replay(log, format, pattern, as_json)
         return
+    if not Path(log).exists():
+        typer.echo(f"Waiting for {log}.", err=True)
     last = follow(Path(log), told, format=format, pattern=pattern, until_idle=until_idle)
     raise typer.Exit(_exit_code(last, fail_on) if last is not None else 0)
 

@@ -32,7 +32,8 @@ def summary(diagnosis: Diagnosis) -> str:
         if diagnosis.first_signal is not None:
             signal = diagnosis.first_signal
             words.append(f"The first signal was {signal.series} at step {signal.step}{_lead_words(first)}.")
-        words.append(f"Confidence {first.confidence:.0%}.")
+        if first.confidence:
+            words.append(f"Confidence {first.confidence:.0%}.")
     return " ".join(words)
 
 
@@ -48,7 +49,8 @@ def about(table: Table) -> str:
     """Return what was read."""
     span = f"steps {table.steps[0]} to {table.steps[-1]}" if len(table) else "no steps"
     files = ", ".join(table.files[:3]) + (f" and {len(table.files) - 3} more" if len(table.files) > 3 else "")
-    return f"{files}: {len(table)} rows, {span}; {table.engine} ({table.format})"
+    rows = "1 row" if len(table) == 1 else f"{len(table)} rows"
+    return f"{files}: {rows}, {span}; {table.engine} ({table.format})"
 
 
 def shown_series(table: Table, diagnosis: Diagnosis) -> list[str]:

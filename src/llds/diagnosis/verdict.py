@@ -90,7 +90,7 @@ def _too_short(signals: Signals) -> Finding:
         signals=(),
         lead_steps=None,
         confidence=0.0,
-        explanation=f"The log has {count} rows; a verdict needs {LEAST_ROWS}.",
+        explanation=f"The log has {count} row{'' if count == 1 else 's'}; a verdict needs {LEAST_ROWS}.",
         advice=advice_for("not-enough-data", signals.table.engine),
     )
 
