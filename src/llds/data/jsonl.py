@@ -1,4 +1,4 @@
-"""Rows of a JSON-lines file, plain or gzipped, with errors that name the file, the line and the remedy."""
+"""Rows of a JSON-lines file, plain, gzip or zstd, with errors that name the file, the line and the remedy."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from llds.data import zstd
 from llds.errors import LLDSError
 
 Row = dict[str, Any]
 
 _GZIP_MAGIC = b"\x1f\x8b"
+_LONGEST_LINE = 64 << 20  # bytes; a file that unpacks to one endless line must not fill the memory
 
 
 def read_rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Row]]:
     """Yield ``(where, row)`` for each line that isn't blank; ``where`` is ``file:line``, counted from 1.
 
-    Gzip is recognised by its first bytes, not by the name. The file is streamed: a corpus of many gigabytes
-    is read in constant memory. Raises :class:`llds.errors.LLDSError` when the file is missing, holds no rows,
-    is cut short, isn't UTF-8, or has a line that isn't one JSON object.
+    Gzip and zstd are recognised by their first bytes, not by the name. The file is streamed: a corpus of many
+    gigabytes is read in constant memory. Raises :class:`llds.errors.LLDSError` when the file is missing,
+    holds no rows, is cut short, isn't UTF-8, or has a line that isn't one JSON object or is over 64 MiB.
     """
     source = Path(path)
     found = False
@@ -64,13 +66,19 @@ def _lines(source: Path) -> Iterator[tuple[int, str]]:
     number = 0
     try:
         with _open(source) as file:
-            for number, raw in enumerate(file, start=1):
+            for number, raw in enumerate(iter(lambda: file.readline(_LONGEST_LINE + 1), b""), start=1):
+                if len(raw) > _LONGEST_LINE:
+                    raise LLDSError(
+                        f"{source}:{number}: the line is longer than {_LONGEST_LINE >> 20} MiB: write one "
+                        "JSON object on each line."
+                    )
                 yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError:
         raise LLDSError(f"{source}:{number}: the line isn't UTF-8 text: convert the file to UTF-8.") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile):
+    except (EOFError, zlib.error, gzip.BadGzipFile, zstd.Damaged):
         raise LLDSError(
-            f"{source}: the gzip stream breaks off or is damaged after line {number}: fetch the file again."
+            f"{source}: the compressed stream breaks off or is damaged after line {number}: "
+            "fetch the file again."
         ) from None
     except OSError as error:
         reason = error.strerror or str(error)
@@ -79,8 +87,10 @@ def _lines(source: Path) -> Iterator[tuple[int, str]]:
 
 def _open(source: Path) -> IO[bytes]:
     with source.open("rb") as file:
-        zipped = file.read(2) == _GZIP_MAGIC
-    return gzip.open(source, "rb") if zipped else source.open("rb")  # type: ignore[return-value]
+        first = file.read(4)
+    if first[:2] == _GZIP_MAGIC:
+        return gzip.open(source, "rb")  # type: ignore[return-value]
+    return zstd.open_zstd(source) if first == zstd.MAGIC else source.open("rb")
 
 
 def _parse(line: str, where: str) -> Row:
