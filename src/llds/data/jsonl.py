@@ -6,7 +6,8 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,6 +38,16 @@ def read_rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Row]]:
         raise LLDSError(f"{source} holds no rows: give a file with one JSON object on each line.")
 
 
+def count_lines(path: str | os.PathLike[str]) -> int:
+    """Return the number of lines of ``path``, unpacked; raises as :func:`read_rows` where it can't be read."""
+    source = Path(path)
+    count = 0
+    with _told(source, lambda: count), _open(source) as file:
+        while block := file.read(1 << 20):
+            count += block.count(b"\n")
+    return count
+
+
 def text_field(row: Row, key: str, where: str) -> str:
     """Return ``row[key]``, a string with something in it; as ``id`` a whole number will do."""
     if key not in row:
@@ -64,20 +75,30 @@ def checked_text(value: object, name: str, where: str) -> str:
 
 def _lines(source: Path) -> Iterator[tuple[int, str]]:
     number = 0
+    with _told(source, lambda: number), _open(source) as file:
+        for number, raw in enumerate(iter(lambda: file.readline(_LONGEST_LINE + 1), b""), start=1):
+            if len(raw) > _LONGEST_LINE:
+                raise LLDSError(
+                    f"{source}:{number}: the line is longer than {_LONGEST_LINE >> 20} MiB: write one "
+                    "JSON object on each line."
+                )
+            try:
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError:
+                raise LLDSError(
+                    f"{source}:{number}: the line isn't UTF-8 text: convert the file to UTF-8."
+                ) from None
+            yield number, line
+
+
+@contextmanager
+def _told(source: Path, line: Callable[[], int]) -> Iterator[None]:
+    """Turn what may go wrong when reading ``source`` into sentences; ``line`` says how far it was read."""
     try:
-        with _open(source) as file:
-            for number, raw in enumerate(iter(lambda: file.readline(_LONGEST_LINE + 1), b""), start=1):
-                if len(raw) > _LONGEST_LINE:
-                    raise LLDSError(
-                        f"{source}:{number}: the line is longer than {_LONGEST_LINE >> 20} MiB: write one "
-                        "JSON object on each line."
-                    )
-                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
-    except UnicodeDecodeError:
-        raise LLDSError(f"{source}:{number}: the line isn't UTF-8 text: convert the file to UTF-8.") from None
+        yield
     except (EOFError, zlib.error, gzip.BadGzipFile, zstd.Damaged):
         raise LLDSError(
-            f"{source}: the compressed stream breaks off or is damaged after line {number}: "
+            f"{source}: the compressed stream breaks off or is damaged after line {line()}: "
             "fetch the file again."
         ) from None
     except OSError as error:

@@ -119,7 +119,7 @@ class BM25Retriever:
             retriever.passages = PassageFile(target, about["passages"])
             words = WordFile(target)
             retriever._words, retriever._vocabulary = words, words
-            retriever.postings = _load_postings(target, len(words), about["passages"], mmap)
+            retriever.postings = load_postings(target, len(words), about["passages"], mmap)
             retriever._k1, retriever._b = float(about["bm25"]["k1"]), float(about["bm25"]["b"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LLDSError(f"The search index {target} is damaged ({error}): build it again.") from error
@@ -157,7 +157,8 @@ def write_bm25(folder: Path, words: Sequence[str], count: int, k1: float, b: flo
     (folder / "params.index.json").write_text(json.dumps(parameters) + "\n", encoding="utf-8")
 
 
-def _load_postings(folder: Path, words: int, count: int, mmap: bool) -> Postings:
+def load_postings(folder: Path, words: int, count: int, mmap: bool = True) -> Postings:
+    """Read the postings in ``folder``; raises ``OSError`` or ``ValueError`` when they are damaged."""
     indptr = load_array(folder, _ARRAYS["indptr"], "int64", words + 1)
     if indptr[0] != 0 or np.any(np.diff(indptr) < 0):
         raise ValueError("indptr.csc.index.npy does not rise from 0")
