@@ -26,6 +26,7 @@ _PASSAGES = "passages.jsonl"
 _OFFSETS = "offsets.npy"
 _WORDS = "words.bin"
 _WORD_ENDS = "words.npy"
+_KEPT = 1 << 17  # words whose number is kept in memory
 
 
 def is_index(folder: Path) -> bool:
@@ -152,12 +153,21 @@ class WordFile:
         self._words = _mapped(folder / _WORDS)
         if not len(self._ends) or self._ends[-1] != len(self._words):
             raise ValueError(f"{_WORDS} and {_WORD_ENDS} don't belong together")
+        self._known: dict[str, int | None] = {}
 
     def __len__(self) -> int:
         return len(self._ends)
 
     def get(self, word: str) -> int | None:
         """Return the number of ``word``, or None when the corpus doesn't have it."""
+        known = self._known  # another thread may put a new one in its place
+        if word not in known:
+            if len(known) >= _KEPT:
+                known = self._known = {}
+            known[word] = self._look_up(word)
+        return known[word]
+
+    def _look_up(self, word: str) -> int | None:
         wanted = word.encode("utf-8", "surrogatepass")
         low, high = 0, len(self)
         while low < high:

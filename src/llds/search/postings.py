@@ -194,7 +194,7 @@ class PostingsBuilder:
         peaks[:] = 0
         lengths = np.frombuffer(self._lengths, np.int32)
         mean = lengths.mean()
-        weight = _inverse_frequency(frequency, len(lengths))
+        weight = inverse_frequency(frequency, len(lengths))
         free = np.array(indptr[:-1])
         for keys, counts in self._chunks:
             words, passages = rank[keys >> 32], keys & 0xFFFFFFFF
@@ -240,7 +240,7 @@ class _Chunks:
                     yield keys, counts
 
 
-def _inverse_frequency(frequency: Ints, count: int) -> Floats:
+def inverse_frequency(frequency: Ints, count: int) -> Floats:
     """Return the Lucene weight of every word, as bm25s rounds it."""
     values, places = np.unique(frequency, return_inverse=True)
     logs = [math.log(1 + (count - n + 0.5) / (n + 0.5)) for n in values.tolist()]
