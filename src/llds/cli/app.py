@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from llds._version import __version__
+from llds.cli import retrieval
 
 app = typer.Typer(
     name="llds",
@@ -134,6 +135,11 @@ def ask(
     answer = run_question(model, question, overrides or [], no_retriever, temperature, quiet=as_json)
     if as_json:
         typer.echo(_dumps(answer))
+
+
+app.command(name="index")(retrieval.index)
+app.command()(retrieval.serve)
+app.command()(retrieval.search)
 
 
 def settings_help() -> str:

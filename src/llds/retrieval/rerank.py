@@ -30,5 +30,7 @@ class CrossEncoderScorer:
         """Return one number per pair of query and text; more is better."""
         found = self._model.predict([list(pair) for pair in pairs], show_progress_bar=False)
         if getattr(found, "ndim", 1) != 1:
-            raise LLDSError("The reranker gives several numbers per pair: use a cross-encoder with one label.")
+            raise LLDSError(
+                "The reranker gives several numbers per pair: use a cross-encoder with one label."
+            )
         return [float(score) for score in found]

@@ -7,9 +7,11 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from llds.errors import LLDSError
@@ -19,6 +21,7 @@ from llds.search.resilience import Backoff, Breaker, Cache
 OnEvent: TypeAlias = Callable[[str, dict[str, Any]], None]
 """``(kind, details)``; see :class:`HTTPRetriever`."""
 
+TOKEN_VARIABLE = "LLDS_RETRIEVAL_TOKEN"
 _LONGEST_ANSWER = 256 << 20  # bytes
 _LONGEST_SENTENCE = 200  # characters of a server's own words
 
@@ -138,7 +141,7 @@ class HTTPRetriever:
         reason = ""
         for attempt in range(1, tries + 1):
             try:
-                return self._post(queries, topk, self._seconds_for_one(end))
+                return self._post(queries, topk, end)
             except _Transient as error:
                 reason = str(error)
                 self._outage.failing(reason)
@@ -157,18 +160,16 @@ class HTTPRetriever:
             f"The retriever at {self.url} {reason} (tried {tried}): check that it runs and is reachable."
         )
 
-    def _seconds_for_one(self, end: float | None) -> float:
-        return self.timeout if end is None else max(0.001, min(self.timeout, end - self._clock()))
-
-    def _post(self, queries: list[str], topk: int, seconds: float) -> list[list[Passage]]:
+    def _post(self, queries: list[str], topk: int, end: float | None) -> list[list[Passage]]:
         import requests
 
         body = {"queries": queries, "topk": topk, "return_scores": True}
+        seconds = self.timeout if end is None else max(0.001, min(self.timeout, end - self._clock()))
         try:
             with self._session().post(
                 self.url, json=body, timeout=seconds, stream=True, allow_redirects=False
             ) as response:
-                content = _read_bounded(response, self.url)
+                content = self._read_bounded(response, end)
         except requests.Timeout as error:
             raise _Transient(f"did not answer within {seconds:g} s") from error
         except requests.RequestException as error:
@@ -185,6 +186,20 @@ class HTTPRetriever:
                 f"The retriever at {self.url} answered in another form than Search-R1's ({error}): "
                 'it must send {"result": [[{"document": {"id", "contents"}, "score"}]]}, one list per query.'
             ) from error
+
+    def _read_bounded(self, response: Any, end: float | None) -> bytes:
+        parts, size = [], 0
+        for part in response.iter_content(1 << 16):
+            parts.append(part)
+            size += len(part)
+            if size > _LONGEST_ANSWER:
+                raise RetrieverUnavailable(
+                    f"The retriever at {self.url} answered with more than {_LONGEST_ANSWER >> 20} MiB: "
+                    "check that the address is right."
+                )
+            if end is not None and self._clock() > end:
+                raise _Transient("did not finish its answer in time")
+        return b"".join(parts)
 
     def _session(self) -> Any:
         """Return this thread's own session: one is not safe to share."""
@@ -251,29 +266,30 @@ class _Outage:
             self._tell("retriever_recovered", details)
 
 
+def read_token(file: str | os.PathLike[str] | None) -> str | None:
+    """Return the token in ``file``; without one that of ``$LLDS_RETRIEVAL_TOKEN``, or None.
+
+    Raises :class:`LLDSError` when the file can't be read or is empty.
+    """
+    if file is None:
+        return os.environ.get(TOKEN_VARIABLE) or None
+    try:
+        token = Path(file).read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LLDSError(f"The token file {file} can't be read ({error}): check its path.") from error
+    if not token:
+        raise LLDSError(f"The token file {file} is empty: write the token into it, on one line.")
+    return token
+
+
 def _check_url(url: str) -> None:
     if not url.startswith(("http://", "https://")):
-        raise LLDSError(
-            f"Retriever address {url!r} is not a URL: write e.g. http://127.0.0.1:8000/retrieve."
-        )
+        raise LLDSError(f"Retriever address {url!r} is not a URL: write e.g. http://127.0.0.1:8000/retrieve.")
 
 
 def _check_token(token: str | None) -> None:
     if token is not None and (not token.strip() or not token.isascii() or not token.isprintable()):
         raise LLDSError("The retriever's token must be visible ASCII characters on one line: check its file.")
-
-
-def _read_bounded(response: Any, url: str) -> bytes:
-    parts, size = [], 0
-    for part in response.iter_content(1 << 16):
-        parts.append(part)
-        size += len(part)
-        if size > _LONGEST_ANSWER:
-            raise RetrieverUnavailable(
-                f"The retriever at {url} answered with more than {_LONGEST_ANSWER >> 20} MiB: "
-                "check that the address is right."
-            )
-    return b"".join(parts)
 
 
 def _seconds(text: str | None) -> float:
@@ -285,7 +301,7 @@ def _refusal(url: str, status: int, content: bytes) -> str:
     if status in (401, 403):
         return (
             f"The retriever at {url} refused the request with status {status}: it wants another token; "
-            "set LLDS_RETRIEVAL_TOKEN or retrieval.token_file."
+            f"set {TOKEN_VARIABLE} or retrieval.token_file."
         )
     try:
         detail = json.loads(content)["detail"]

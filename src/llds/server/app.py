@@ -25,7 +25,9 @@ from llds.server.settings import ServerSettings
 _log = logging.getLogger(__name__)
 
 
-def create_app(retriever: Retriever, settings: ServerSettings, about: dict[str, Any] | None = None) -> FastAPI:
+def create_app(
+    retriever: Retriever, settings: ServerSettings, about: dict[str, Any] | None = None
+) -> FastAPI:
     """Return the application that answers from ``retriever``; ``about`` is told by ``/health``."""
     metrics = Metrics()
     batcher = Batcher(
@@ -72,7 +74,9 @@ def create_app(retriever: Retriever, settings: ServerSettings, about: dict[str, 
     async def unknown(request: Request, error: HTTPException) -> Response:
         places = "POST /retrieve, GET /health and GET /metrics"
         return _told(
-            metrics, error.status_code, f"There is no {request.method} {request.url.path}: there are {places}."
+            metrics,
+            error.status_code,
+            f"There is no {request.method} {request.url.path}: there are {places}.",
         )
 
     @app.exception_handler(LLDSError)

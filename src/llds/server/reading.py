@@ -61,7 +61,9 @@ async def read_body(request: Request, settings: ServerSettings) -> bytes:
                     raise too_long
                 parts.append(part)
     except TimeoutError:
-        raise Refused(408, f"The body did not arrive within {settings.body_seconds:g} s: send it faster.") from None
+        raise Refused(
+            408, f"The body did not arrive within {settings.body_seconds:g} s: send it faster."
+        ) from None
     except ClientDisconnect:
         raise Refused(400, "The connection broke off before the body was complete: send it again.") from None
     return b"".join(parts)
@@ -97,12 +99,15 @@ def _queries(value: Any, settings: ServerSettings) -> list[str]:
             raise Refused(422, f"Query {number} is not a text: {_SHAPE}")
         if len(query) > settings.max_query:
             raise Refused(
-                422, f"Query {number} has {len(query)} characters, more than {settings.max_query}: shorten it."
+                422,
+                f"Query {number} has {len(query)} characters, more than {settings.max_query}: shorten it.",
             )
         try:
             query.encode()
         except UnicodeEncodeError:
-            raise Refused(422, f"Query {number} holds half of a surrogate pair: send whole characters.") from None
+            raise Refused(
+                422, f"Query {number} holds half of a surrogate pair: send whole characters."
+            ) from None
     return value
 
 
@@ -110,7 +115,9 @@ def _topk(value: Any, settings: ServerSettings) -> int:
     if value is None or value == 0:
         return settings.topk
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= settings.max_topk:
-        raise Refused(422, f'"topk" is not a whole number from 1 to {settings.max_topk}: name one, or leave it out.')
+        raise Refused(
+            422, f'"topk" is not a whole number from 1 to {settings.max_topk}: name one, or leave it out.'
+        )
     return value
 
 

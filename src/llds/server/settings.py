@@ -50,7 +50,9 @@ class ServerSettings:
         if not 0 <= self.port <= 65535:
             raise LLDSError(f"Port {self.port} is out of range: name one from 0 (any free one) to 65535.")
         if self.topk > self.max_topk:
-            raise LLDSError(f"topk {self.topk} is above max_topk {self.max_topk}: lower it or raise the other.")
+            raise LLDSError(
+                f"topk {self.topk} is above max_topk {self.max_topk}: lower it or raise the other."
+            )
         if self.token is not None and (not self.token.isascii() or not self.token.strip()):
             raise LLDSError("The token must be visible ASCII characters: make one with openssl rand -hex 32.")
 

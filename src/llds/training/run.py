@@ -153,7 +153,7 @@ def _train(recipe: Recipe, display: Display, run: RunFolder) -> RunResult:
     plan, protocol = make_plan(recipe, PartialState().num_processes), make_protocol(recipe)
     checkpoint = _open_run(run, recipe, display)
     with display.phase("opening the corpus", 1):
-        retriever = make_retriever(recipe.retrieval)
+        retriever = make_retriever(recipe.retrieval, run.retriever_event)
     policy = starting_policy(recipe, questions, retriever, protocol, display)
     for note in policy.notes:
         display.note(note)
