@@ -29,7 +29,7 @@ def open_zstd(path: Path) -> IO[bytes]:
             f'{path} is packed with zstd, which needs zstandard: run pip install "llds[serve]", '
             "or unpack the file."
         ) from error
-    return io.BufferedReader(_Unpacked(path.open("rb"), zstandard), 1 << 20)  # type: ignore[return-value]
+    return io.BufferedReader(_Unpacked(path.open("rb"), zstandard), 1 << 20)
 
 
 class _Unpacked(io.RawIOBase):

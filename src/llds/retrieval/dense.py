@@ -42,7 +42,7 @@ class DenseRanker:
         if not len(vectors) or topk < 1:
             return [(np.empty(0, np.int64), np.empty(0)) for _ in queries]
         scores, numbers = self._find(vectors, topk)
-        asked = vectors.any(axis=1)
+        asked = np.any(vectors != 0, axis=1)
         return [_ranking(numbers[i], scores[i], bool(asked[i])) for i in range(len(queries))]
 
 

@@ -85,10 +85,10 @@ def _matrix(postings: Postings) -> tuple[NDArray[np.int64], Any]:
         rows.append(indices[kept] // step)
         columns.append(np.full(int(kept.sum()), column))
         values.append(np.asarray(postings.data[span])[kept])
-    row, column, value = map(np.concatenate, (rows, columns, values))
+    row, place, value = map(np.concatenate, (rows, columns, values))
     height = -(-postings.count // step)
     lengths = np.sqrt(np.bincount(row, weights=value**2, minlength=height))
     scaled = torch.from_numpy((value / np.where(lengths > 0, lengths, 1)[row]).astype(np.float32))
-    places = torch.from_numpy(np.stack([row, column]).astype(np.int64))
+    places = torch.from_numpy(np.stack([row, place]).astype(np.int64))
     matrix = torch.sparse_coo_tensor(places, scaled, (height, len(words))).coalesce().to_sparse_csr()
     return words, matrix

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from llds.errors import LLDSError
 from llds.search.words import WordNumbers
 
-Ints: TypeAlias = NDArray[np.integer[Any]]
-Floats: TypeAlias = NDArray[np.floating[Any]]
+Ints: TypeAlias = NDArray[Any]
+Floats: TypeAlias = NDArray[Any]
 Allocate: TypeAlias = Callable[[str, int, str], NDArray[Any]]
 """``(name, length, dtype)`` → an array to fill."""
 
@@ -79,7 +79,7 @@ class Postings:
         """Say whether the next word has so many postings that leaving them unread is worth a look."""
         here = sum(spans[i].stop - spans[i].start for i in order[:taken])
         following = spans[order[taken]]
-        return following.stop - following.start > 2 * here
+        return bool(following.stop - following.start > 2 * here)
 
     def _add_up(self, spans: Sequence[slice]) -> tuple[Ints, Floats]:
         """Return the passages of ``spans``, rising, and the sum of the scores of each."""

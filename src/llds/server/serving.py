@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import socket
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -41,7 +43,16 @@ def serve(settings: ServerSettings, on_ready: Callable[[str], None] = lambda url
 def worker_app() -> Any:
     """Return the application of one worker process, by the settings in its environment."""
     settings = ServerSettings.from_json(os.environ[_SETTINGS])
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     return _app(settings, _open(settings))
+
+
+def _end_with_parent() -> None:
+    """Stop this worker when its parent was killed, which would otherwise leave it holding the port."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def check_installed() -> None:
@@ -88,16 +99,17 @@ def _serve_alone(
 
 
 def _serve_together(settings: ServerSettings, listener: socket.socket, on_ready: Callable[[], None]) -> None:
-    import uvicorn
+    from uvicorn.config import STARTUP_FAILURE
     from uvicorn.supervisors import Multiprocess
 
     with tempfile.TemporaryDirectory(prefix="llds-metrics-") as folder:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
         os.environ[_SETTINGS] = settings.to_json()
-        config = _config(settings, "llds.server.serving:worker_app")
-        server = uvicorn.Server(config)
+        supervisor = Multiprocess(_config(settings, "llds.server.serving:worker_app"), sockets=[listener])
         on_ready()
-        Multiprocess(config, target=server.run, sockets=[listener]).run()
+        supervisor.run()
+        if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
+            raise LLDSError("A worker process could not start: its own message above says why.")
 
 
 def _config(settings: ServerSettings, app: Any) -> Any:
