@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from llds.errors import LLDSError
 from llds.retrieval.encoders import Encoder, Vectors
 from llds.retrieval.rankers import Ranking
+from llds.search.indexfiles import map_array
 
 Kind: TypeAlias = Literal["flat", "ivf", "hnsw"]
 
@@ -53,7 +54,7 @@ def open_dense(folder: Path, kind: Kind, count: int, encoder: Encoder) -> DenseR
     """
     faiss = load_faiss()
     if kind == "flat":
-        vectors = np.load(folder / VECTORS, mmap_mode="r", allow_pickle=False)
+        vectors = map_array(folder / VECTORS)
         _check_shape(vectors.shape, vectors.dtype == np.float32, count, encoder)
         metric = faiss.METRIC_INNER_PRODUCT
         return DenseRanker(encoder, lambda asked, k: faiss.knn(asked, vectors, min(k, count), metric=metric))
@@ -78,7 +79,7 @@ def build_faiss(folder: Path, kind: Kind, on_progress: Callable[[int], None] = l
     if kind == "flat":
         return
     faiss = load_faiss()
-    vectors: NDArray[np.float32] = np.load(folder / VECTORS, mmap_mode="r", allow_pickle=False)
+    vectors: NDArray[np.float32] = map_array(folder / VECTORS)
     count, dimension = vectors.shape
     if kind == "ivf":
         lists = max(1, min(int(4 * math.sqrt(count)), count // 39))

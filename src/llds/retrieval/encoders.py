@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llds.errors import LLDSError
-from llds.search.indexfiles import WordFile
+from llds.search.indexfiles import WordFile, map_array
 from llds.search.words import stems_of
 
 Vectors: TypeAlias = NDArray[np.float32]
@@ -145,7 +145,7 @@ def load_encoder(folder: Path) -> Encoder:
         about = json.loads((folder / _ABOUT).read_text("utf-8"))
         if about["kind"] == "sentence-transformers":
             return SentenceEncoder(about["name"], about["query_prefix"], about["passage_prefix"])
-        table = np.load(folder / _TABLE, mmap_mode="r", allow_pickle=False)
+        table = map_array(folder / _TABLE)
         if table.ndim != 2 or table.dtype.kind != "f":
             raise ValueError(f"{_TABLE} holds {table.dtype} {table.shape}")
         if about["kind"] == "words":

@@ -77,9 +77,20 @@ def _check_files(folder: Path, about: Mapping[str, Any]) -> None:
 
 def load_array(folder: Path, name: str, kind: str, length: int | None = None) -> NDArray[Any]:
     """Map a one-dimensional array; raises ``ValueError`` when it has another type or length."""
-    values: NDArray[Any] = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+    values = map_array(folder / f"{name}.npy")
     if values.ndim != 1 or values.dtype != np.dtype(kind) or length not in (None, len(values)):
         raise ValueError(f"{name}.npy holds {values.dtype} {values.shape}")
+    return values
+
+
+def map_array(path: Path) -> NDArray[Any]:
+    """Map the array in ``path``; raises ``OSError`` or ``ValueError`` when it is missing or damaged."""
+    try:
+        values: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except OSError:
+        raise
+    except Exception as error:  # numpy reads the header with Python's own parser, which raises all sorts
+        raise ValueError(f"{path.name} can't be read: {error}") from error
     return values
 
 
