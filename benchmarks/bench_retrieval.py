@@ -47,6 +47,9 @@ def main() -> None:
             for mode in ("dense", "hybrid"):
                 built = apart(build, f"llds {arguments.encoder}", folder) if mode == "dense" else None
                 show(f"llds {mode}", built, apart(ask, f"llds {mode}", folder))
+            print("\nEmbedded corpus, one-hop training questions with an answer in the top 3")
+            for mode, share in apart(recall, arguments.encoder, folder).items():
+                print(f"  {mode:8}{share:7.1%}")
         print(f"\nServer, {CLIENTS} clients, {SECONDS:g} s each: queries per second of the clock")
         for workers in (1, 2):
             for size in (1, BATCH):
@@ -152,6 +155,28 @@ def ask(name: str, folder: Path) -> dict[str, float]:
         search(queries[first : first + BATCH])
         times.append(1e3 * (time.process_time() - start))
     return {"open": opened, "memory": memory() - before, "batch": statistics.median(times)}
+
+
+def recall(encoder: str, folder: Path) -> dict[str, float]:
+    """Return for every mode the share of questions with an answer in the passages found first."""
+    from llds.data.embedded import corpus_path, load_questions
+    from llds.retrieval.build import IndexOptions, build_index
+    from llds.retrieval.opening import open_index
+
+    build_index(corpus_path(), folder / "embedded", IndexOptions(encoder=encoder))
+    questions = [one for one in load_questions("train") if len(one.metadata["chain"]) == 1]
+    modes: tuple[Any, ...] = ("bm25", "dense", "hybrid")
+    found = {}
+    for mode in modes:
+        texts = open_index(folder / "embedded", mode).search([one.question for one in questions], TOPK)
+        hits = [
+            any(
+                answer.lower() in passage.contents.lower() for answer in one.golden_answers for passage in row
+            )
+            for one, row in zip(questions, texts, strict=True)
+        ]
+        found[mode] = sum(hits) / len(hits)
+    return found
 
 
 def serve(folder: Path, workers: int, size: int, queries: list[str]) -> tuple[float, float]:
