@@ -89,6 +89,8 @@ def apart(work: Any, *arguments: Any) -> dict[str, float]:
     """Run ``work`` in a process of its own and return what it returns."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         found: dict[str, float] = pool.apply(work, arguments)
+        pool.close()
+        pool.join()
     return found
 
 
