@@ -15,6 +15,12 @@ RERANK_HELP = "Order the best 20 anew by this cross-encoder of sentence-transfor
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 
 
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    for command in (index, serve, search):
+        app.command()(command)
+
+
 def index(
     corpus: Annotated[
         str,

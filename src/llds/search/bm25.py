@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from llds.errors import LLDSError
-from llds.files import replace_folder
+from llds.files import atomic_folder
 from llds.search.indexfiles import (
     PassageFile,
     PassageWriter,
@@ -89,9 +87,7 @@ class BM25Retriever:
         """
         target = Path(folder)
         check_target(target)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-        try:
+        with atomic_folder(target) as draft:
             writer = PassageWriter(draft)
             for passage in self.passages:
                 writer.add(passage)
@@ -100,10 +96,6 @@ class BM25Retriever:
                 np.save(draft / f"{_ARRAYS.get(name, name)}.npy", getattr(self.postings, name))
             write_bm25(draft, list(self._words), len(self), self._k1, self._b)
             write_about(draft, {"passages": len(self), "bm25": {"k1": self._k1, "b": self._b}})
-            draft.chmod(0o755)
-            replace_folder(draft, target)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], *, mmap: bool = True) -> BM25Retriever:

@@ -207,6 +207,33 @@ class LLDSSettings:
 
 
 @dataclass(frozen=True)
+class DynamicsSettings:
+    """What is watched while the run goes on, and what an alarm does."""
+
+    on_alarm: Literal["warn", "stop", "rollback"] = setting(
+        "warn",
+        "when correct responses lose likelihood and a second sign agrees: tell of it, stop after the rollout, "
+        "or go back to the last checkpoint before it began",
+    )
+    act_from: Literal["warning", "critical"] = setting(
+        "critical", "stop or go back from this severity on; below it an alarm is only told"
+    )
+    coef_factor: float = setting(2.0, "at a rollback, multiply llds.coef by this", low=1)
+    coef_start: float = setting(0.0, "at a rollback, what an llds.coef of 0 becomes", low=0)
+    coef_limit: float = setting(2.0, "raise llds.coef no further than this", low=0.001)
+    max_rollbacks: int = setting(2, "stop the run when it would go back more often", "rollbacks", low=0)
+    lld_epsilon: float = setting(
+        -0.01,
+        "an action or response counts as displaced when its log-prob changed by this or less (Def. 4.1)",
+        "nats",
+    )
+    probe_every: int = setting(
+        0, "try one update on a fixed set of questions after this many rollouts; 0 never", "rollouts", low=0
+    )
+    probe_questions: int = setting(8, "questions of that set", "questions", low=1)
+
+
+@dataclass(frozen=True)
 class EvaluationSettings:
     """Scoring on held-out questions, greedy, before and after training."""
 
@@ -229,14 +256,16 @@ class RunSettings:
 
     name: str = setting("", "name of the run's folder; by default that of the recipe and the seed")
     folder: str = setting("runs", "where run folders go")
-    seed: int = setting(0, "seed of question order, sampling and everything else random", low=0)
-    rollouts: int = setting(40, "rollouts to train for", "rollouts", low=1)
+    seed: int = setting(
+        0, "seed of question order, sampling and everything else random", low=0, high=2**32 - 1
+    )
+    rollouts: int = setting(40, "rollouts to train for", "rollouts", low=1, high=100_000)
     save_every: int = setting(
         5, "checkpoint after this many rollouts; 0 only when stopped", "rollouts", low=0
     )
     keep: int = setting(2, "checkpoints to keep", "checkpoints", low=1)
     trajectories: int = setting(4, "responses written out per optimizer step, to read; 0 writes none", low=0)
-    threads: int = setting(0, "CPU threads; 0 leaves it to torch", "threads", low=0)
+    threads: int = setting(0, "CPU threads; 0 leaves it to torch", "threads", low=0, high=1024)
     report_to: tuple[str, ...] = setting((), "also log to these, e.g. wandb,tensorboard,trackio")
 
 
@@ -253,6 +282,7 @@ class Recipe:
     reward: RewardSettings = field(default_factory=RewardSettings)
     grpo: GRPOSettings = field(default_factory=GRPOSettings)
     llds: LLDSSettings = field(default_factory=LLDSSettings)
+    dynamics: DynamicsSettings = field(default_factory=DynamicsSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     run: RunSettings = field(default_factory=RunSettings)
 
@@ -297,6 +327,7 @@ def read_recipe_file(path: Path) -> Recipe:
 _FREE = frozenset(
     [f"run.{name}" for name in ("name", "folder", "report_to", "keep", "save_every", "trajectories")]
     + [f"retrieval.{name}" for name in ("token_file", "timeout", "tries", "deadline", "cache")]
+    + [f"dynamics.{item.name}" for item in dataclasses.fields(DynamicsSettings) if item.name != "lld_epsilon"]
 )
 
 
@@ -339,6 +370,10 @@ def _check_together(recipe: Recipe) -> None:
         raise LLDSError(
             f"grpo.questions × grpo.responses = {total} responses can't be split into "
             f"grpo.steps_per_rollout = {grpo.steps_per_rollout} equal parts; choose a divisor of {total}."
+        )
+    if recipe.dynamics.on_alarm == "rollback" and recipe.run.save_every == 0:
+        raise LLDSError(
+            "dynamics.on_alarm = rollback needs checkpoints to go back to; set run.save_every above 0."
         )
     if recipe.episode.max_observation >= recipe.episode.max_response:
         raise LLDSError(
