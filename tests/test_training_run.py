@@ -489,7 +489,9 @@ def test_a_retriever_that_is_down_is_one_sentence(world, tmp_path, server):
     result, said = run_in_process(recipe_for(world, tmp_path, *quick))
     assert result.finished
     assert "Going on" not in said
-    assert [event["event"] for event in read_lines(result.folder / "events.jsonl")][:2] == ["start", "start"]
+    events = [event["event"] for event in read_lines(result.folder / "events.jsonl")]
+    assert "retriever_failing" in events
+    assert [name for name in events if not name.startswith("retriever_")][:2] == ["start", "start"]
 
 
 @pytest.mark.parametrize("rate", ["1e30", "1e300"])
