@@ -426,6 +426,7 @@ def server():
 def test_an_outage_stops_the_run_at_a_point_to_go_on_from(world, tmp_path, server):
     handler, url = server
     settings = (f"retrieval.url={url}", "retrieval.tries=1", "run.rollouts=3", "evaluation.questions=2")
+    settings += ("retrieval.cache=0",)
     settings += ("evaluation.without_retriever=false", "run.save_every=0")
     recipe = recipe_for(world, tmp_path, *settings)
     run = RunFolder(tmp_path / "try")
@@ -450,6 +451,7 @@ def test_an_outage_stops_the_run_at_a_point_to_go_on_from(world, tmp_path, serve
 def test_episodes_whose_tool_failed_are_left_out_and_counted(world, tmp_path, server):
     handler, url = server
     settings = (f"retrieval.url={url}", "retrieval.tries=1", "run.rollouts=3", "evaluation.questions=2")
+    settings += ("retrieval.cache=0",)
     settings += ("evaluation.without_retriever=false", "sampling.batch=4")
     run = RunFolder(tmp_path / "try")
 
@@ -463,6 +465,13 @@ def test_episodes_whose_tool_failed_are_left_out_and_counted(world, tmp_path, se
     assert result.finished
     (event,) = [event for event in read_lines(run.events) if event["event"] == "tool_failed"]
     assert 1 <= event["episodes"] <= 4
+    told = [event for event in read_lines(run.events) if event["event"].startswith("retriever_")]
+    assert [event["event"] for event in told] == [
+        "retriever_failing",
+        "retriever_unavailable",
+        "retriever_recovered",
+    ]
+    assert told[1]["url"] == url
     assert f"The search tool failed in {event['episodes']} episodes" in said
     row = read_lines(run.metrics)[event["step"] - 1]
     assert row["tool/failed_episodes"] == event["episodes"]
@@ -480,7 +489,9 @@ def test_a_retriever_that_is_down_is_one_sentence(world, tmp_path, server):
     result, said = run_in_process(recipe_for(world, tmp_path, *quick))
     assert result.finished
     assert "Going on" not in said
-    assert [event["event"] for event in read_lines(result.folder / "events.jsonl")][:2] == ["start", "start"]
+    events = [event["event"] for event in read_lines(result.folder / "events.jsonl")]
+    assert "retriever_failing" in events
+    assert [name for name in events if not name.startswith("retriever_")][:2] == ["start", "start"]
 
 
 @pytest.mark.parametrize("rate", ["1e30", "1e300"])

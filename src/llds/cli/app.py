@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from llds._version import __version__
-from llds.cli import diagnose, preflight
+from llds.cli import diagnose, preflight, retrieval
 
 app = typer.Typer(
     name="llds",
@@ -148,6 +148,7 @@ def ask(
 
 diagnose.register(app)
 preflight.register(app)
+retrieval.register(app)
 
 
 def settings_help() -> str:

@@ -6,7 +6,7 @@ import html
 import json
 import math
 
-from llds.diagnosis.findings import Diagnosis
+from llds.diagnosis.findings import Diagnosis, Finding
 from llds.diagnosis.schema import to_json
 from llds.diagnosis.table import Table
 from llds.diagnosis.telling import about, headline, shown_series, summary
@@ -66,10 +66,7 @@ def html_page(diagnosis: Diagnosis, table: Table) -> str:
     )
 
 
-def _finding(finding: object) -> str:
-    from llds.diagnosis.findings import Finding
-
-    assert isinstance(finding, Finding)
+def _finding(finding: Finding) -> str:
     lines = [signal.evidence for signal in finding.signals]
     head = f'<h2><span class="badge {finding.severity}">{finding.severity}</span> {_e(finding.title)}</h2>'
     return f"{head}<p>{_e(finding.explanation)}</p>{_items(lines)}"

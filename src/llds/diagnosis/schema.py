@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from llds.diagnosis.findings import CLASSES, SEVERITIES, Diagnosis, Finding, Signal
+from llds.diagnosis.findings import CLASSES, SEVERITIES, Diagnosis, Finding
 from llds.diagnosis.table import Table
 
 #: Raised when a key changes its meaning or goes; new keys may come without.
@@ -22,7 +22,7 @@ def to_json(diagnosis: Diagnosis, table: Table) -> dict[str, Any]:
         "severity": diagnosis.severity,
         "onset_step": diagnosis.onset_step,
         "onset_interval": _interval(diagnosis),
-        "first_signal": None if first is None else _signal(first),
+        "first_signal": None if first is None else asdict(first),
         "lead_steps": diagnosis.findings[0].lead_steps if diagnosis.findings else None,
         "confidence": diagnosis.findings[0].confidence if diagnosis.findings else None,
         "steps": diagnosis.steps,
@@ -55,13 +55,9 @@ def _interval(diagnosis: Diagnosis) -> list[int] | None:
     return list(first.onset_interval) if is_verdict and first and first.onset_interval else None
 
 
-def _signal(signal: Signal) -> dict[str, Any]:
-    return asdict(signal)
-
-
 def _finding(finding: Finding) -> dict[str, Any]:
     content = asdict(finding)
-    content["signals"] = [_signal(one) for one in finding.signals]
+    content["signals"] = [asdict(one) for one in finding.signals]
     content["onset_interval"] = None if finding.onset_interval is None else list(finding.onset_interval)
     content["advice"] = list(finding.advice)
     return content

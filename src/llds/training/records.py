@@ -113,6 +113,10 @@ class RunFolder:
         """Append an event with the wall-clock time in seconds since 1970."""
         append_line(self.events, {"time": round(time.time(), 3), "event": kind, **details})
 
+    def retriever_event(self, kind: str, details: Mapping[str, Any]) -> None:
+        """Append what became of the search tool, as its client tells it."""
+        self.event(kind, **details)
+
     def write_trajectories(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write the sampled trajectories of one optimizer step."""
         lines = [_dump(row) for row in rows]

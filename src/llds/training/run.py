@@ -167,7 +167,7 @@ def _train(recipe: Recipe, display: Display, run: RunFolder, force: bool) -> Run
     # What one process puts into the cache of a machine, the others find there.
     with PartialState().local_main_process_first():
         with display.phase("opening the corpus", 1):
-            retriever = make_retriever(recipe.retrieval)
+            retriever = make_retriever(recipe.retrieval, run.retriever_event)
         policy = starting_policy(recipe, questions, retriever, protocol, display)
     for note in policy.notes:
         display.note(note)
