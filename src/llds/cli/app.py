@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from llds._version import __version__
+from llds.cli.lab import register as register_lab
 
 app = typer.Typer(
     name="llds",
@@ -44,6 +45,9 @@ def root(
     if version:
         typer.echo(f"llds {__version__}")
         raise typer.Exit
+
+
+register_lab(app)
 
 
 @app.command(cls=TrainCommand)

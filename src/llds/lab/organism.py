@@ -22,7 +22,7 @@ class Body:
 
     layers: int = 2
     width: int = 64
-    heads: int = 4
+    heads: int = 2
     positions: int = 48
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class Block(nn.Module):
             key, value = cache[:, :, :, : length + steps]
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=steps > 1)
         stream = stream + self.from_heads(mixed.transpose(1, 2).reshape(rows, steps, width))
-        fed: Tensor = self.narrow(F.gelu(self.widen(self.before_feed(stream)), approximate="tanh"))
+        fed: Tensor = self.narrow(F.relu(self.widen(self.before_feed(stream))))
         return stream + fed
 
 

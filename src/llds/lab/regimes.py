@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from llds.errors import LLDSError
 from llds.lab.organism import Body
@@ -49,9 +49,49 @@ REGIMES: Mapping[str, Regime] = {
     "near": Regime("warm start near the optimum", start=Start(wrong=0.1)),
 }
 
+_FAR = REGIMES["far"]
+#: Name -> the far regime with one property changed.
+ABLATIONS: Mapping[str, Regime] = {
+    "no-noise": replace(_FAR, about="no retrieval noise", task=replace(_FAR.task, noise=0.0)),
+    "ambiguity": replace(
+        _FAR,
+        about="no retrieval noise, but every fact has two values",
+        task=replace(_FAR.task, noise=0.0, ambiguity=1.0),
+    ),
+    "one-hop": replace(_FAR, about="questions of one hop only", task=replace(_FAR.task, two_hop=0.0)),
+    "big-batch": replace(_FAR, about="twice the responses in every update", questions=2 * _FAR.questions),
+    "fresh": replace(
+        _FAR,
+        about="2 updates a rollout in place of 10; as many updates, of 15 responses",
+        questions=6,
+        updates=2,
+        rollouts=5 * _FAR.rollouts,
+        warmup=5 * _FAR.warmup,
+    ),
+}
+
+
+#: Some seconds of nothing, to try the installation with.
+_SMOKE = Regime(
+    "a few seconds on next to nothing, to try the installation",
+    task=Task(entities=8, relations=2, words=16),
+    body=Body(layers=1, width=16, heads=1),
+    start=Start(steps=40, batch=32),
+    questions=4,
+    updates=2,
+    rollouts=12,
+    warmup=4,
+)
+
+
+def every_regime() -> dict[str, Regime]:
+    """Return all that can be run by name: regimes, ablations, and one to try the installation with."""
+    return {**REGIMES, **ABLATIONS, "smoke": _SMOKE}
+
 
 def regime_named(name: str) -> Regime:
-    """Return a regime by its name; ``LLDSError`` if there is none."""
-    if name not in REGIMES:
-        raise LLDSError(f"There is no regime {name!r}; choose among {', '.join(REGIMES)}.")
-    return REGIMES[name]
+    """Return a regime or an ablation by its name; ``LLDSError`` if there is none."""
+    known = every_regime()
+    if name not in known:
+        raise LLDSError(f"There is no regime {name!r}; choose among {', '.join(known)}.")
+    return known[name]

@@ -115,7 +115,7 @@ def _write(
     logits: Tensor, rows: _Rows, live: Array, place: int, sampling: torch.Generator
 ) -> Array:
     """Draw the next token of every live row, or take it from the feedback it is owed; write it down."""
-    drawn: Array = torch.multinomial(logits.softmax(-1), 1, generator=sampling).squeeze(1).numpy()
+    drawn = _sample(logits, sampling)
     owed = rows.owed[live]
     tokens = np.where(owed > 0, rows.feedback[live, FEEDBACK_LENGTH - np.maximum(owed, 1)], drawn)
     is_open = ~rows.is_done[live]
@@ -123,6 +123,16 @@ def _write(
     rows.mask[live, place] = is_open & (owed == 0)
     rows.owed[live] = np.maximum(owed - 1, 0)
     return tokens
+
+
+def _sample(logits: Tensor, sampling: torch.Generator) -> Array:
+    """Draw one token of each row by inverting its cumulative distribution, far faster than multinomial."""
+    cumulative = logits.softmax(-1).cumsum(-1)
+    total = cumulative[:, -1:]
+    chosen = torch.searchsorted(cumulative, torch.rand(total.shape, generator=sampling) * total, right=True)
+    # Rounding may lift the product to the total itself, behind the last token.
+    drawn: Array = chosen.squeeze(1).clamp(max=logits.shape[1] - 1).numpy()
+    return drawn
 
 
 def _search(

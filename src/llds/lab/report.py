@@ -1,0 +1,284 @@
+"""Everything that can be said of stored series, as Markdown and pictures. Nothing is typed in by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from llds.errors import LLDSError
+from llds.evaluation.statistics import Estimate
+from llds.files import atomic_write_text
+from llds.lab import figures
+from llds.lab.analysis import SIGNALS, Roc, Summary, judge, monitor_point, paired, roc, summarise
+from llds.lab.arms import ARMS
+from llds.lab.regimes import ABLATIONS, REGIMES, Regime
+from llds.lab.series import Store, StoredRun
+
+#: Arms in the main figure, as far as they are there.
+MAIN_ARMS = ("grpo", "llds", "kl100", "llds+kl100")
+#: Runs of either kind that a ROC needs.
+_LEAST_RUNS = 5
+
+Runs = Mapping[str, Sequence[StoredRun]]
+
+
+def write_report(store: Store, page: Path) -> list[Path]:
+    """Write tables into ``page`` and pictures beside it, in ``figures/``; return what was written.
+
+    A page that is there keeps what stands outside the marked blocks; a new one gets all blocks. Raises
+    ``LLDSError`` when nothing is stored, or the page lacks the end of a block.
+    """
+    runs = read_all(store)
+    if not runs:
+        raise LLDSError(f"{store.folder} holds no series; make some with `llds lab sweep`.")
+    pictures = all_figures(runs)
+    written = []
+    for name, picture in pictures.items():
+        path = page.parent / "figures" / f"{name}.svg"
+        atomic_write_text(path, picture)
+        written.append(path)
+    blocks = all_tables(runs)
+    content = page.read_text("utf-8") if page.exists() else _new_page(blocks, pictures)
+    for mark, block in blocks.items():
+        content = replaced(content, mark, block, page)
+    atomic_write_text(page, content)
+    return [*written, page]
+
+
+def read_all(store: Store) -> dict[str, Runs]:
+    """Return all stored runs: regime -> arm -> runs, in the order in which they are shown."""
+    found = set(store.names())
+    orders = [name for name in (*REGIMES, *ABLATIONS) if any(regime == name for regime, _ in found)]
+    return {
+        regime: {arm: store.read(regime, arm) for arm in ARMS if (regime, arm) in found} for regime in orders
+    }
+
+
+def replaced(page: str, mark: str, content: str, path: Path) -> str:
+    """Return ``page`` with ``content`` between the comments named by ``mark``, if it has them."""
+    start, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->"
+    if start not in page:
+        return page
+    before, _, rest = page.partition(start)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise LLDSError(f"{path} has '{start.strip()}' but no '{end}' after it; restore the line.")
+    return before + start + content + end + after
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in lines)
+
+
+# --- tables
+
+
+def all_tables(runs: Mapping[str, Runs]) -> dict[str, str]:
+    """Return every block of the page by its mark."""
+    blocks = {"regimes": regimes_table(), "arms": arms_table()}
+    for regime in REGIMES:
+        if regime in runs:
+            blocks[f"results {regime}"] = results_table(runs[regime])
+            blocks[f"anatomy {regime}"] = anatomy(runs[regime])
+    if any(name in runs for name in ABLATIONS):
+        blocks["ablations"] = ablations_table(runs)
+    rocs = all_rocs(runs)
+    if rocs is not None:
+        blocks["roc"] = roc_table(*rocs)
+    blocks["coverage"] = coverage(runs)
+    return blocks
+
+
+def regimes_table() -> str:
+    """Return what is fixed in each regime."""
+    head = ("regime", "what it is", "lr", "noise", "responses a rollout", "updates a rollout", "rollouts", "wrong demonstrations")
+    return table(head, (_regime_row(name, regime) for name, regime in {**REGIMES, **ABLATIONS}.items()))
+
+
+def _regime_row(name: str, regime: Regime) -> tuple[str, ...]:
+    return (
+        f"`{name}`",
+        regime.about,
+        f"{regime.lr:g}",
+        f"{regime.task.noise:g}",
+        f"{regime.questions} × {regime.group_size}",
+        str(regime.updates),
+        str(regime.rollouts),
+        f"{regime.start.wrong:.0%}",
+    )
+
+
+def arms_table() -> str:
+    """Return what each arm is, by what differs from plain GRPO."""
+    rows = []
+    for name, arm in ARMS.items():
+        settings = ", ".join(f"{key} = {value}" for key, value in arm.settings().items())
+        rows.append((f"`{name}`", arm.about, settings or "kl = 0.001"))
+    return table(("arm", "what it is", "settings that differ"), rows)
+
+
+def results_table(arms: Runs) -> str:
+    """Return how the arms of one regime did, best final reward first."""
+    summaries = {name: summarise(runs) for name, runs in arms.items()}
+    plain = arms.get("grpo", [])
+    head = (
+        "arm", "seeds", "final reward", "against GRPO", "best reward", "collapsed", "faded", "drop at",
+        "phase II at", "phase III at", "displacement", "searches at the end", "CPU s a run",
+    )  # fmt: skip
+    ordered = sorted(summaries, key=lambda name: -summaries[name].final.value)
+    return table(head, (_result_row(name, summaries[name], paired(plain, arms[name])) for name in ordered))
+
+
+def _result_row(name: str, summary: Summary, difference: Estimate | None) -> tuple[str, ...]:
+    collapsed = summary.collapsed
+    return (
+        f"`{name}`",
+        str(summary.runs),
+        _interval(summary.final),
+        "" if difference is None or name == "grpo" else _interval(difference, "+.3f"),
+        _interval(summary.best),
+        f"{round(collapsed.value * summary.runs)} of {summary.runs} ({collapsed.low:.0%} to {collapsed.high:.0%})",
+        str(summary.faded),
+        _number(summary.drop, ".0f"),
+        _number(summary.phase_two, ".0f"),
+        _number(summary.phase_three, ".0f"),
+        _number(summary.displacement, ".4f"),
+        f"{summary.searches:.2f}",
+        f"{summary.cpu_seconds:.0f}",
+    )
+
+
+def anatomy(arms: Runs) -> str:
+    """Return how plain GRPO collapsed in a regime, seed by seed."""
+    head = (
+        "seed", "start", "best", "final", "fate", "drop at", "searches kept", "tokens kept", "gradual",
+        "alarm at", "onset told", "phase II at", "phase III at",
+    )  # fmt: skip
+    rows = []
+    for run in arms.get("grpo", []):
+        one = judge(run)
+        kept = ("", "") if one.kept is None else tuple(f"{share:.0%}" for share in one.kept)
+        places = (one.alarm, one.onset, one.phase_two, one.phase_three)
+        rows.append(
+            (str(one.seed), f"{one.start:.3f}", f"{one.best:.3f}", f"{one.final:.3f}", one.fate,
+             _number(one.drop, "d"), *kept, "yes" if one.is_gradual else "no",
+             *(_number(place, "d") for place in places))  # fmt: skip
+        )
+    return table(head, rows)
+
+
+def ablations_table(runs: Mapping[str, Runs]) -> str:
+    """Return what plain GRPO does when one property of the far regime is changed."""
+    rows = []
+    for name in ("far", *ABLATIONS):
+        arms = runs.get(name, {})
+        if arms.get("grpo"):
+            about = REGIMES["far"].about if name == "far" else ABLATIONS[name].about
+            rows.append(_ablation_row(f"`{name}`", about, summarise(arms["grpo"])))
+    if runs.get("far", {}).get("spare-prefix"):
+        rows.append(_ablation_row("`spare-prefix` (arm)", ARMS["spare-prefix"].about, summarise(runs["far"]["spare-prefix"])))
+    head = ("regime", "what differs from far", "seeds", "start", "best", "final", "collapsed", "gradual", "drop at")
+    return table(head, rows)
+
+
+def _ablation_row(name: str, about: str, summary: Summary) -> tuple[str, ...]:
+    return (
+        name,
+        about,
+        str(summary.runs),
+        f"{summary.start.value:.3f}",
+        f"{summary.best.value:.3f}",
+        _interval(summary.final),
+        f"{round(summary.collapsed.value * summary.runs)} of {summary.runs}",
+        str(summary.gradual),
+        _number(summary.drop, ".0f"),
+    )
+
+
+def all_rocs(runs: Mapping[str, Runs]) -> tuple[list[Roc], tuple[float, float, float], int, int] | None:
+    """Return the ROC of every signal over all runs of the main regimes, and the monitor's point.
+
+    None while there are too few runs of either kind.
+    """
+    every = [run for name in REGIMES for arm in runs.get(name, {}).values() for run in arm]
+    # Without a gap between alarm and drop there is nothing to lead, so a drop in the warm-up does not count.
+    collapsed = [run for run in every if judge(run).drop is not None]
+    held = [run for run in every if judge(run).fate == "held"]
+    if min(len(collapsed), len(held)) < _LEAST_RUNS:
+        return None
+    found = [roc(signal, collapsed, held) for signal in SIGNALS]
+    return found, monitor_point(collapsed, held), len(collapsed), len(held)
+
+
+def roc_table(
+    found: Sequence[Roc], monitor: tuple[float, float, float], collapsed: int, held: int
+) -> str:
+    """Return area, lead and catch of every signal."""
+    head = ("signal", "area under the ROC", "caught in time, ≤ 10 % false alarms", "median lead there, rollouts")
+    rows = [
+        (one.signal, f"{one.area:.2f}", f"{one.caught:.0%}", f"{one.lead:.0f}")
+        for one in sorted(found, key=lambda one: -one.area)
+    ]
+    false, caught, lead = monitor
+    told = (
+        f"{collapsed} collapsed runs, {held} runs that held. The phase monitor as it stands: {caught:.0%} caught in "
+        f"time with a median lead of {lead:.0f} rollouts, {false:.0%} false alarms.\n\n"
+    )
+    return told + table(head, rows)
+
+
+def coverage(runs: Mapping[str, Runs]) -> str:
+    """Return which runs are stored, and what they cost."""
+    every = [run for arms in runs.values() for one in arms.values() for run in one]
+    hours = sum(run.cpu_seconds for run in every) / 3600
+    lines = [f"{len(every)} runs, {hours:.2f} CPU hours.\n\n"]
+    rows = [
+        (f"`{regime}`", ", ".join(f"`{arm}` {len(one)}" for arm, one in arms.items()))
+        for regime, arms in runs.items()
+    ]
+    return "".join(lines) + table(("regime", "arms and their seeds"), rows)
+
+
+def _interval(estimate: Estimate, form: str = ".3f") -> str:
+    return f"{estimate.value:{form}} ({estimate.low:{form}} to {estimate.high:{form}})"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else f"{value:{form}}"
+
+
+# --- pictures
+
+
+def all_figures(runs: Mapping[str, Runs]) -> dict[str, str]:
+    """Return every picture by its name."""
+    pictures = {}
+    for regime in REGIMES:
+        arms = runs.get(regime, {})
+        main = {arm: arms[arm] for arm in MAIN_ARMS if arm in arms}
+        if main:
+            pictures[f"lab_{regime}"] = figures.curves(f"Regime {regime}: {REGIMES[regime].about}", main)
+        if len(arms) > 1:
+            pictures[f"lab_{regime}_arms"] = _forest(f"Final reward, regime {regime}", arms)
+    ablated = {name: runs[name]["grpo"] for name in ("far", *ABLATIONS) if runs.get(name, {}).get("grpo")}
+    if len(ablated) > 1:
+        pictures["lab_ablations"] = _forest("Final reward of plain GRPO, one property changed", ablated)
+    rocs = all_rocs(runs)
+    if rocs is not None:
+        found, monitor, _, _ = rocs
+        pictures["lab_roc"] = figures.roc_curves("Which signal knows first? Area under the ROC", found, monitor[:2])
+    return pictures
+
+
+def _forest(title: str, arms: Runs) -> str:
+    content = {name: (summarise(one), [judge(run).final for run in one]) for name, one in arms.items()}
+    return figures.forest(title, dict(sorted(content.items(), key=lambda item: -item[1][0].final.value)))
+
+
+def _new_page(blocks: Mapping[str, str], pictures: Mapping[str, str]) -> str:
+    parts = ["# Report of the collapse laboratory\n"]
+    parts += [f"![{name}](figures/{name}.svg)\n" for name in pictures]
+    parts += [f"## {mark.capitalize()}\n\n<!-- {mark} -->\n<!-- end of {mark} -->\n" for mark in blocks]
+    return "\n".join(parts)
