@@ -30,8 +30,8 @@ class Regime:
     group_size: int = 5
     updates: int = 10
     rollouts: int = 100
-    lr: float = 1e-3
-    warmup: int = 20
+    lr: float = 2.5e-3
+    warmup: int = 60
     weight_decay: float = 0.01
     max_grad_norm: float = 1.0
 
@@ -46,7 +46,7 @@ class Regime:
 #: Name -> regime.
 REGIMES: Mapping[str, Regime] = {
     "far": Regime("warm start far from the optimum"),
-    "near": Regime("warm start near the optimum", start=Start(wrong=0.1)),
+    "near": Regime("warm start near the optimum", start=Start(wrong=0.0, steps=800)),
 }
 
 _FAR = REGIMES["far"]
