@@ -6,7 +6,7 @@ import torch
 
 from llds.errors import LLDSError
 from llds.lab import rollouts
-from llds.lab.organism import Body, Cache, Organism, score
+from llds.lab.organism import Body, Cache, Organism, score, score_by_length
 from llds.lab.rollouts import Limits, roll_out
 from llds.lab.warm import demonstrations
 from llds.lab.world import (
@@ -65,6 +65,16 @@ def test_scores_are_those_of_the_softmax():
     assert scores.logprobs.requires_grad
     assert not scores.entropies.requires_grad
     assert score(model, ids, 5, entropy_gradient=True).entropies.requires_grad
+
+
+def test_scoring_by_length_changes_nothing():
+    model, ids = organism(), torch.randint(0, WORLD.vocabulary_size, (9, 17))
+    lengths = torch.tensor([3, 12, 7, 1, 12, 5, 9, 2, 11])
+    whole, parts = score(model, ids, 5), score_by_length(model, ids, lengths, 5)
+    for row, length in enumerate(lengths.tolist()):
+        for name in ("logprobs", "entropies", "hidden"):
+            wanted, got = getattr(whole, name)[row, :length], getattr(parts, name)[row, :length]
+            torch.testing.assert_close(got, wanted.detach(), rtol=0, atol=1e-4)
 
 
 def test_tokens_are_drawn_by_their_probabilities():

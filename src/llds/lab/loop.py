@@ -29,7 +29,7 @@ from llds.dynamics import (
     read_series,
 )
 from llds.lab.arms import Arm
-from llds.lab.organism import Organism, Scores, score
+from llds.lab.organism import Organism, Scores, score, score_by_length
 from llds.lab.regimes import Regime
 from llds.lab.rollouts import Rollout, roll_out
 from llds.lab.update import Batch, Losses, losses, shared_prefix
@@ -97,7 +97,8 @@ class Run:
     @torch.no_grad()
     def _batch(self, rollout: Rollout) -> tuple[Batch, Scores]:
         """Turn a rollout into what is learnt from."""
-        old = score(self.model, rollout.ids, PROMPT_LENGTH)
+        lengths = (rollout.mask * torch.arange(1, rollout.mask.shape[1] + 1)).amax(1)
+        old = score_by_length(self.model, rollout.ids, lengths, PROMPT_LENGTH)
         size = self.regime.group_size
         advantages = grpo_advantages(rollout.rewards, size)
         credit = torch.ones_like(old.logprobs)
@@ -113,7 +114,7 @@ class Run:
             advantages,
             credit,
             old.logprobs,
-            score(self.reference, rollout.ids, PROMPT_LENGTH).logprobs,
+            score_by_length(self.reference, rollout.ids, lengths, PROMPT_LENGTH).logprobs,
             torch.tensor(shared),
             answer_weight_from_searches(rollout.searches - rollout.malformed, self.arm.answer_searches or 2.0),
         )

@@ -134,3 +134,21 @@ def score(model: Organism, ids: Tensor, prompt_length: int, *, entropy_gradient:
     with torch.set_grad_enabled(entropy_gradient and every.requires_grad):
         entropies = -(every.exp() * every).sum(-1)
     return Scores(logprobs, entropies, hidden)
+
+
+@torch.no_grad()
+def score_by_length(model: Organism, ids: Tensor, lengths: Tensor, prompt_length: int, parts: int = 4) -> Scores:
+    """Score without a gradient, in ``parts`` of rows of like length, so that little padding is read.
+
+    ``lengths`` [B]: tokens of each response. What lies behind is 0 or what a padding token got.
+    """
+    width = ids.shape[1] - prompt_length
+    logprobs, entropies = torch.zeros(len(ids), width), torch.zeros(len(ids), width)
+    hidden = torch.zeros(len(ids), width, model.body.width)
+    for rows in lengths.argsort().chunk(parts):
+        longest = int(lengths[rows].max())
+        scores = score(model, ids[rows, : prompt_length + longest], prompt_length)
+        logprobs[rows, :longest] = scores.logprobs
+        entropies[rows, :longest] = scores.entropies
+        hidden[rows, :longest] = scores.hidden
+    return Scores(logprobs, entropies, hidden)
