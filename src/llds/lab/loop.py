@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -129,6 +129,10 @@ class Run:
         """Make one optimizer step; return the sums of its series, and its other numbers."""
         held = self._held_logprobs(batch)
         scores = score(self.model, batch.ids, PROMPT_LENGTH, entropy_gradient=self.arm.entropy > 0)
+        if age == 0:
+            # Old and new policy are the same here. Batches of another shape are rounded another way, and
+            # LLDS would push with full force against a loss of a millionth of a nat.
+            batch = replace(batch, old_logprobs=scores.logprobs.detach())
         made = losses(
             self.arm, batch, scores.logprobs, scores.entropies, coef=self.coef, held_logprobs=held
         )
