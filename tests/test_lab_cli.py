@@ -1,20 +1,20 @@
 """``llds lab``: a sweep that can be stopped at any time, and the report of what it stored."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from llds.cli.app import app
 from llds.errors import LLDSError
+from llds.lab.regimes import every_regime
 from llds.lab.series import Store
 from llds.lab.starts import load_start, start_path
-from llds.lab.regimes import every_regime
 from llds.lab.sweep import Cell, plan
 
 SMOKE = every_regime()["smoke"]
@@ -85,24 +85,28 @@ def test_killed_in_the_middle_it_loses_one_run_and_leaves_no_worker(tmp_path, st
 
 def _children(pid):
     """The processes started by ``pid`` that work; the helper that tracks shared resources is not one."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                stat = open(f"/proc/{name}/stat").read().rsplit(")", 1)[1].split()
-                command = open(f"/proc/{name}/cmdline").read()
-            except OSError:
-                continue
-            if int(stat[1]) == pid and "resource_tracker" not in command:
-                found.append(int(name))
-    return found
+    processes = [path for path in Path("/proc").iterdir() if path.name.isdigit()]
+    return [
+        int(path.name)
+        for path in processes
+        if _stat(path.name)[1:2] == [str(pid)] and "resource_tracker" not in _read(path / "cmdline")
+    ]
 
 
 def _is_alive(pid):
+    return _stat(pid)[:1] not in ([], ["Z"])
+
+
+def _stat(pid):
+    """State, parent and so on of a process; nothing if it is gone."""
+    return _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+
+
+def _read(path):
     try:
-        return open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[0] != "Z"
+        return path.read_text()
     except OSError:
-        return False
+        return ""
 
 
 def test_interrupted_it_keeps_what_is_stored(tmp_path, starts):

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from llds.lab.arms import ARMS, Arm
-from llds.lab.loop import KEPT, Run
-from llds.lab.regimes import Regime, every_regime
-from llds.lab.organism import Body
-from llds.lab.warm import Start, warm_start
-from llds.lab.world import Task, World
 from llds.dynamics import SERIES
 from llds.errors import LLDSError
+from llds.lab.arms import ARMS, Arm
+from llds.lab.loop import KEPT, Run
+from llds.lab.organism import Body
+from llds.lab.regimes import Regime, every_regime
+from llds.lab.warm import Start, warm_start
+from llds.lab.world import Task, World
 
 REGIME = Regime(
     "small",

@@ -59,7 +59,9 @@ def test_other_settings_are_refused(tmp_path):
     store.add("far", "llds", SETTINGS, 0, rows(0), [], 1.0)
     other = settings_of(replace(REGIMES["far"], lr=1e-5), ARMS["llds"])
     for use in (store.seeds, store.read):
-        with pytest.raises(LLDSError, match=r"llds\.parquet was made with another regime\.lr than is set now"):
+        with pytest.raises(
+            LLDSError, match=r"llds\.parquet was made with another regime\.lr than is set now"
+        ):
             use("far", "llds", other)
     with pytest.raises(LLDSError, match=r"regime\.lr"):
         store.add("far", "llds", other, 1, rows(1), [], 1.0)

@@ -224,7 +224,9 @@ def test_one_step_is_that_of_trl(tmp_path, name):
         for p in trainer.model.parameters():
             p.mul_(1 + 4 * size).add_(torch.randn(p.shape, generator=generator), alpha=size)
     ours.load_state_dict(trainer.model.state_dict())
-    trainer.model.train()
+    # Rounding in float32 is as large as the bound where gradients cancel, as they do with GSPO.
+    ours.double()
+    trainer.model.double().train()
 
     theirs = trainer.compute_loss(trainer.model, inputs)
     theirs.backward()
@@ -236,10 +238,8 @@ def test_one_step_is_that_of_trl(tmp_path, name):
     if arm.coef:
         assert made.llds.loss > 1e-6
     torch.testing.assert_close(made.total, theirs, rtol=1e-5, atol=1e-5)
-    largest = max(float(p.grad.abs().max()) for p in trainer.model.parameters())
     for key, p in trainer.model.named_parameters():
-        atol = 1e-5 * max(1.0, largest)
-        torch.testing.assert_close(ours.get_parameter(key).grad, p.grad, rtol=1e-5, atol=atol)
+        torch.testing.assert_close(ours.get_parameter(key).grad, p.grad, rtol=1e-5, atol=1e-5)
     for model in (ours, trainer.model):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         # A large epsilon: else Adam makes a full step of the rounding error of a gradient of nothing.

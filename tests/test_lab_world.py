@@ -26,13 +26,14 @@ def test_prompt_holds_the_question():
         words = [world.vocabulary[token] for token in prompt]
         outer = "-" if questions.outer[row] < 0 else f"r{questions.outer[row]}"
         assert words == ["<q>", outer, f"r{questions.inner[row]}", f"e{questions.entity[row]}", "?"]
-    assert (QUESTION, NO_HOP, MARK) == tuple(world.vocabulary.index(word) for word in ("<q>", "-", "?"))
+    assert tuple(world.vocabulary.index(word) for word in ("<q>", "-", "?")) == (QUESTION, NO_HOP, MARK)
 
 
 def found(task, relation, entity, times=2000):
     world, draw = World(task), np.random.default_rng(2)
     tokens = [
-        world.look_up(world.first_relation + relation, world.first_entity + entity, draw) for _ in range(times)
+        world.look_up(world.first_relation + relation, world.first_entity + entity, draw)
+        for _ in range(times)
     ]
     return world, np.array(tokens) - world.first_entity
 

@@ -68,10 +68,7 @@ ARMS: Mapping[str, Arm] = {
     "grpo": _GRPO,
     **{name: replace(_GRPO, about=about, kl=kl) for name, (about, kl) in _KL.items()},
     "llds": _LLDS,
-    **{
-        f"llds+{name}": replace(_LLDS, about=f"LLDS and {about}", kl=kl)
-        for name, (about, kl) in _KL.items()
-    },
+    **{f"llds+{name}": replace(_LLDS, about=f"LLDS and {about}", kl=kl) for name, (about, kl) in _KL.items()},
     "llds-token": replace(_LLDS, about="LLDS, token gate (Eq. 9)", gate="token"),
     "llds-response": replace(_LLDS, about="LLDS, response gate (Eq. 10)", gate="response"),
     "llds-ma": replace(_LLDS, about="LLDS-MA, V_B = 2 (Eq. 5)", answer_searches=2.0),

@@ -58,12 +58,15 @@ def text(x: float, y: float, words: str, size: int = 11, anchor: str = "start", 
     )
 
 
-def line(points: Iterable[tuple[float, float]], colour: str, width: float, opacity: float = 1.0) -> str:
-    """Return a line through points in pixels."""
+def line(
+    points: Iterable[tuple[float, float]], colour: str, width: float, opacity: float = 1.0, dash: str = ""
+) -> str:
+    """Return a line through points in pixels; ``dash``: lengths of dashes and gaps, solid without."""
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     return (
         f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}" '
-        f'stroke-opacity="{opacity}" stroke-linejoin="round"/>'
+        f'stroke-opacity="{opacity}" stroke-linejoin="round"'
+        + (f' stroke-dasharray="{dash}"/>' if dash else "/>")
     )
 
 
@@ -135,9 +138,9 @@ def _axes(box: Box, caption: str) -> list[str]:
         y = box.y(value)
         parts.append(line([(box.left, y), (box.left + box.width, y)], GRID, 1))
         parts.append(text(box.left - 5, y + 4, f"{value:.3g}", 10, "end", FAINT))
-    for value in (box.x0, (box.x0 + box.x1) // 2, box.x1):
-        parts.append(text(box.x(value), box.top + box.height + 13, f"{value:g}", 10, "middle", FAINT))
-    return parts
+    bottom = box.top + box.height + 13
+    ticks = (box.x0, (box.x0 + box.x1) // 2, box.x1)
+    return parts + [text(box.x(value), bottom, f"{value:g}", 10, "middle", FAINT) for value in ticks]
 
 
 def _pixels(box: Box, curve: Floats) -> list[tuple[float, float]]:
@@ -177,9 +180,10 @@ def forest(title: str, arms: Mapping[str, tuple[Summary, Sequence[float]]]) -> s
 
 
 def roc_curves(title: str, rocs: Sequence[Roc], monitor: tuple[float, float] | None) -> str:
-    """Draw ROC curves side by side in one square, best first in the legend."""
+    """Draw ROC curves in one square, best first in the legend; ``monitor``: false alarms, alarms in time."""
     size, left, top = 420, 56, 44
     box = Box(left, top, size, size, 0, 1, 0, 1)
+    beside = left + size + 20
     parts = [text(16, 24, title, 15), line([(left, top + size), (left + size, top)], GRID, 1)]
     for value in (0.0, 0.25, 0.5, 0.75, 1.0):
         parts.append(line([(left, box.y(value)), (left + size, box.y(value))], GRID, 0.7))
@@ -188,16 +192,17 @@ def roc_curves(title: str, rocs: Sequence[Roc], monitor: tuple[float, float] | N
     parts.append(text(left + size / 2, top + size + 32, "false alarms in runs that held", 11, "middle"))
     for index, one in enumerate(sorted(rocs, key=lambda one: -one.area)):
         colour = COLOURS[index % len(COLOURS)]
-        dash = "" if index < len(COLOURS) else ' stroke-dasharray="4 3"'
-        points = [(box.x(x), box.y(y)) for x, y in one.points]
-        parts.append(line(points, colour, 1.8).replace("/>", f"{dash}/>"))
-        y = top + 14 + 20 * index
-        parts.append(line([(left + size + 20, y - 4), (left + size + 40, y - 4)], colour, 3).replace("/>", f"{dash}/>"))
-        parts.append(text(left + size + 46, y, f"{one.signal}: {one.area:.2f}", 12))
+        dash = "" if index < len(COLOURS) else "4 3"
+        y = top + 14.0 + 20 * index
+        parts.append(line([(box.x(x), box.y(share)) for x, share in one.points], colour, 1.8, dash=dash))
+        parts.append(line([(beside, y - 4), (beside + 20, y - 4)], colour, 3, dash=dash))
+        parts.append(text(beside + 26, y, f"{one.signal}: {one.area:.2f}", 12))
     if monitor is not None:
-        x, y = box.x(monitor[0]), box.y(monitor[1])
-        parts.append(f'<rect x="{x - 5:.1f}" y="{y - 5:.1f}" width="10" height="10" fill="{INK}"/>')
-        y = top + 14 + 20 * len(rocs)
-        parts.append(f'<rect x="{left + size + 25}" y="{y - 9}" width="10" height="10" fill="{INK}"/>')
-        parts.append(text(left + size + 46, y, "alarm of the phase monitor", 12))
+        y = top + 14.0 + 20 * len(rocs)
+        parts += [_square(box.x(monitor[0]), box.y(monitor[1])), _square(beside + 10, y - 4)]
+        parts.append(text(beside + 26, y, "alarm of the phase monitor", 12))
     return document(760, top + size + 44, parts)
+
+
+def _square(x: float, y: float) -> str:
+    return f'<rect x="{x - 5:.1f}" y="{y - 5:.1f}" width="10" height="10" fill="{INK}"/>'

@@ -116,7 +116,9 @@ class Run:
             old.logprobs,
             score_by_length(self.reference, rollout.ids, lengths, PROMPT_LENGTH).logprobs,
             torch.tensor(shared),
-            answer_weight_from_searches(rollout.searches - rollout.malformed, self.arm.answer_searches or 2.0),
+            answer_weight_from_searches(
+                rollout.searches - rollout.malformed, self.arm.answer_searches or 2.0
+            ),
         )
         return batch, old
 
@@ -133,9 +135,7 @@ class Run:
             # Old and new policy are the same here. Batches of another shape are rounded another way, and
             # LLDS would push with full force against a loss of a millionth of a nat.
             batch = replace(batch, old_logprobs=scores.logprobs.detach())
-        made = losses(
-            self.arm, batch, scores.logprobs, scores.entropies, coef=self.coef, held_logprobs=held
-        )
+        made = losses(self.arm, batch, scores.logprobs, scores.entropies, coef=self.coef, held_logprobs=held)
         self.optimizer.zero_grad()
         made.total.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.regime.max_grad_norm)
@@ -217,4 +217,6 @@ def _summed(done: Sequence[tuple[Tensor, Row]]) -> Row:
     series = read_series(torch.stack([sums for sums, _ in done]).sum(0))
     rows: list[dict[str, Any]] = [numbers for _, numbers in done]
     means = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
-    return {name: series[name] for name in KEPT} | means | {"grad_norm_max": max(r["grad_norm"] for r in rows)}
+    return (
+        {name: series[name] for name in KEPT} | means | {"grad_norm_max": max(r["grad_norm"] for r in rows)}
+    )

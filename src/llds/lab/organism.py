@@ -28,7 +28,9 @@ class Body:
     def __post_init__(self) -> None:
         check_least(1, layers=self.layers, width=self.width, heads=self.heads, positions=self.positions)
         if self.width % self.heads:
-            raise LLDSError(f"width must be a multiple of heads, but {self.width} is not one of {self.heads}.")
+            raise LLDSError(
+                f"width must be a multiple of heads, but {self.width} is not one of {self.heads}."
+            )
 
 
 class Cache:
@@ -137,7 +139,9 @@ def score(model: Organism, ids: Tensor, prompt_length: int, *, entropy_gradient:
 
 
 @torch.no_grad()
-def score_by_length(model: Organism, ids: Tensor, lengths: Tensor, prompt_length: int, parts: int = 4) -> Scores:
+def score_by_length(
+    model: Organism, ids: Tensor, lengths: Tensor, prompt_length: int, parts: int = 4
+) -> Scores:
     """Score without a gradient, in ``parts`` of rows of like length, so that little padding is read.
 
     ``lengths`` [B]: tokens of each response. What lies behind is 0 or what a padding token got.

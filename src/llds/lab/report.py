@@ -93,7 +93,16 @@ def all_tables(runs: Mapping[str, Runs]) -> dict[str, str]:
 
 def regimes_table() -> str:
     """Return what is fixed in each regime."""
-    head = ("regime", "what it is", "lr", "noise", "responses a rollout", "updates a rollout", "rollouts", "wrong demonstrations")
+    head = (
+        "regime",
+        "what it is",
+        "lr",
+        "noise",
+        "responses a rollout",
+        "updates a rollout",
+        "rollouts",
+        "wrong demonstrations",
+    )
     return table(head, (_regime_row(name, regime) for name, regime in {**REGIMES, **ABLATIONS}.items()))
 
 
@@ -162,9 +171,17 @@ def anatomy(arms: Runs) -> str:
         kept = ("", "") if one.kept is None else tuple(f"{share:.0%}" for share in one.kept)
         places = (one.alarm, one.onset, one.phase_two, one.phase_three)
         rows.append(
-            (str(one.seed), f"{one.start:.3f}", f"{one.best:.3f}", f"{one.final:.3f}", one.fate,
-             _number(one.drop, "d"), *kept, "yes" if one.is_gradual else "no",
-             *(_number(place, "d") for place in places))  # fmt: skip
+            (
+                str(one.seed),
+                f"{one.start:.3f}",
+                f"{one.best:.3f}",
+                f"{one.final:.3f}",
+                one.fate,
+                _number(one.drop, "d"),
+                *kept,
+                "yes" if one.is_gradual else "no",
+                *(_number(place, "d") for place in places),
+            )
         )
     return table(head, rows)
 
@@ -178,8 +195,22 @@ def ablations_table(runs: Mapping[str, Runs]) -> str:
             about = REGIMES["far"].about if name == "far" else ABLATIONS[name].about
             rows.append(_ablation_row(f"`{name}`", about, summarise(arms["grpo"])))
     if runs.get("far", {}).get("spare-prefix"):
-        rows.append(_ablation_row("`spare-prefix` (arm)", ARMS["spare-prefix"].about, summarise(runs["far"]["spare-prefix"])))
-    head = ("regime", "what differs from far", "seeds", "start", "best", "final", "collapsed", "gradual", "drop at")
+        rows.append(
+            _ablation_row(
+                "`spare-prefix` (arm)", ARMS["spare-prefix"].about, summarise(runs["far"]["spare-prefix"])
+            )
+        )
+    head = (
+        "regime",
+        "what differs from far",
+        "seeds",
+        "start",
+        "best",
+        "final",
+        "collapsed",
+        "gradual",
+        "drop at",
+    )
     return table(head, rows)
 
 
@@ -212,11 +243,14 @@ def all_rocs(runs: Mapping[str, Runs]) -> tuple[list[Roc], tuple[float, float, f
     return found, monitor_point(collapsed, held), len(collapsed), len(held)
 
 
-def roc_table(
-    found: Sequence[Roc], monitor: tuple[float, float, float], collapsed: int, held: int
-) -> str:
+def roc_table(found: Sequence[Roc], monitor: tuple[float, float, float], collapsed: int, held: int) -> str:
     """Return area, lead and catch of every signal."""
-    head = ("signal", "area under the ROC", "caught in time, ≤ 10 % false alarms", "median lead there, rollouts")
+    head = (
+        "signal",
+        "area under the ROC",
+        "caught in time, ≤ 10 % false alarms",
+        "median lead there, rollouts",
+    )
     rows = [
         (one.signal, f"{one.area:.2f}", f"{one.caught:.0%}", f"{one.lead:.0f}")
         for one in sorted(found, key=lambda one: -one.area)
@@ -268,7 +302,9 @@ def all_figures(runs: Mapping[str, Runs]) -> dict[str, str]:
     rocs = all_rocs(runs)
     if rocs is not None:
         found, monitor, _, _ = rocs
-        pictures["lab_roc"] = figures.roc_curves("Which signal knows first? Area under the ROC", found, monitor[:2])
+        pictures["lab_roc"] = figures.roc_curves(
+            "Which signal knows first? Area under the ROC", found, monitor[:2]
+        )
     return pictures
 
 

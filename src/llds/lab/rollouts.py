@@ -111,9 +111,7 @@ def roll_out(
     return _scored(prompts, rows, np.repeat(world.first_entity + questions.gold, group_size))
 
 
-def _write(
-    logits: Tensor, rows: _Rows, live: Array, place: int, sampling: torch.Generator
-) -> Array:
+def _write(logits: Tensor, rows: _Rows, live: Array, place: int, sampling: torch.Generator) -> Array:
     """Draw the next token of every live row, or take it from the feedback it is owed; write it down."""
     drawn = _sample(logits, sampling)
     owed = rows.owed[live]

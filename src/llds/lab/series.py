@@ -156,7 +156,9 @@ def _meta(path: Path, settings: Mapping[str, Any] | None) -> dict[str, Any]:
         found = pq.read_schema(path).metadata or {}
         meta: dict[str, Any] = json.loads(found[_META])
     except (OSError, KeyError, ValueError, pa.ArrowInvalid):
-        raise LLDSError(f"{path} is not a file of the laboratory; restore it, or delete it and sweep anew.") from None
+        raise LLDSError(
+            f"{path} is not a file of the laboratory; restore it, or delete it and sweep anew."
+        ) from None
     if settings is not None and meta["settings"] != json.loads(json.dumps(settings)):
         name = _difference(meta["settings"], json.loads(json.dumps(settings)))
         raise LLDSError(

@@ -29,9 +29,7 @@ def start_path(folder: Path, regime: Regime) -> Path:
     return folder / f"{hashlib.sha256(made_of.encode()).hexdigest()[:12]}.safetensors"
 
 
-def load_start(
-    folder: Path, regime: Regime, told: Callable[[int], None] = lambda done: None
-) -> Organism:
+def load_start(folder: Path, regime: Regime, told: Callable[[int], None] = lambda done: None) -> Organism:
     """Return the start of a regime from ``folder``; it is trained and written there if absent.
 
     ``told`` is called with the steps that are done. Raises ``LLDSError`` for a broken file.

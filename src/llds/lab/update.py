@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from llds.lab.arms import Arm
@@ -82,10 +81,8 @@ def losses(
     coef = arm.coef if coef is None else coef
     old = batch.old_logprobs
     common = (logprobs, old, batch.advantages.unsqueeze(1) * batch.credit, batch.mask)
-    if arm.policy == "gspo":
-        policy = gspo_policy_loss(*common)
-    else:
-        policy = grpo_policy_loss(*common, clip_high=arm.clip_high)
+    is_gspo = arm.policy == "gspo"
+    policy = gspo_policy_loss(*common) if is_gspo else grpo_policy_loss(*common, clip_high=arm.clip_high)
     kl = k3_kl(logprobs, batch.ref_logprobs, batch.mask, clamp=KL_CLAMP)
     has_ma = arm.answer_searches is not None
     llds = llds_loss(
