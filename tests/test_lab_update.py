@@ -73,7 +73,7 @@ def by_hand(arm, data, logprobs, entropies, held=None):
             a = advantage * data.credit[row, i].item()
             policy = policy - share * torch.minimum(ratio * a, ratio.clamp(1 - low, 1 + high) * a)
             gap = reference[row, i] - logprobs[row, i]
-            kl = kl + (gap.exp() - gap - 1) / tokens
+            kl = kl + share * (gap.exp() - gap - 1)
             entropy = entropy + entropies[row, i] / tokens
         if advantage < -1e-3 or (arm.preserve == "positive" and advantage <= 1e-3):
             continue

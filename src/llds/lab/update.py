@@ -83,7 +83,14 @@ def losses(
     common = (logprobs, old, batch.advantages.unsqueeze(1) * batch.credit, batch.mask)
     is_gspo = arm.policy == "gspo"
     policy = gspo_policy_loss(*common) if is_gspo else grpo_policy_loss(*common, clip_high=arm.clip_high)
-    kl = k3_kl(logprobs, batch.ref_logprobs, batch.mask, clamp=KL_CLAMP)
+    # The KL term is averaged as the policy's is, as in verl and TRL.
+    kl = k3_kl(
+        logprobs,
+        batch.ref_logprobs,
+        batch.mask,
+        clamp=KL_CLAMP,
+        aggregation="sequence-mean" if is_gspo else "token-mean",
+    )
     has_ma = arm.answer_searches is not None
     llds = llds_loss(
         logprobs,
