@@ -41,7 +41,17 @@ def test_a_run_comes_back(tmp_path):
             np.testing.assert_allclose(run[name], wanted, rtol=2e-4)
     assert np.isnan(first["not measured"]).all()
     assert first.events[0] == {name: EVENT[name] for name in first.events[0]}
-    assert set(first.events[0]) == {"kind", "severity", "step", "phase", "onset", "families"}
+    assert set(first.events[0]) == {"kind", "severity", "step", "phase", "onset"}
+
+
+def test_files_are_small(tmp_path):
+    """Ten runs of a hundred rollouts with as many series as there are: under a hundred kilobytes."""
+    store = Store(tmp_path)
+    draw = np.random.default_rng(0)
+    for seed in range(10):
+        many = [{f"series{i}": draw.normal() for i in range(38)} for _ in range(100)]
+        store.add("far", "llds", SETTINGS, seed, many, [EVENT] * 12, 1.0)
+    assert store.path("far", "llds").stat().st_size < 110_000
 
 
 def test_a_seed_is_replaced_and_new_columns_may_come(tmp_path):
