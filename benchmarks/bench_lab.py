@@ -14,6 +14,7 @@ import random
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import pairwise
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
@@ -42,7 +43,14 @@ ROUNDS = 5
 
 def word_tokenizer() -> PreTrainedTokenizerFast:
     """Return a tokenizer of words, with those of the protocol among them."""
-    tags = ["<search>", "</search>", "<answer>", "</answer>", OBSERVATION_OPEN.strip(), OBSERVATION_CLOSE.strip()]
+    tags = [
+        "<search>",
+        "</search>",
+        "<answer>",
+        "</answer>",
+        OBSERVATION_OPEN.strip(),
+        OBSERVATION_CLOSE.strip(),
+    ]
     words = ["<pad>", "<eos>", *tags, *(f"w{i}" for i in range(TOKENS - 8))]
     inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -166,7 +174,7 @@ def trl_seconds(folder: str) -> float:
     )
     trainer.train()
     ends = clock.times[UPDATES - 1 :: UPDATES]
-    return sorted(b - a for a, b in zip(ends, ends[1:], strict=False))[(len(ends) - 1) // 2]
+    return sorted(b - a for a, b in pairwise(ends))[(len(ends) - 1) // 2]
 
 
 def seconds(call: Callable[[], object]) -> float:

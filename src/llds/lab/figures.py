@@ -118,7 +118,7 @@ def _panel(
     if not every.size:
         return []
     # Single outliers must not flatten the rest.
-    low, top_value = (float(value) for value in np.quantile(every, [0.005, 0.995]))
+    low, top_value = (float(value) for value in np.quantile(every, [0.01, 0.97]))
     low = min(low, 0.0) if low >= 0 else low
     top_value = max(top_value, low + extent)
     length = max(len(curve) for curves_ in smooth.values() for curve in curves_)

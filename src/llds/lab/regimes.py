@@ -59,6 +59,7 @@ ABLATIONS: Mapping[str, Regime] = {
         task=replace(_FAR.task, noise=0.0, ambiguity=1.0),
     ),
     "one-hop": replace(_FAR, about="questions of one hop only", task=replace(_FAR.task, two_hop=0.0)),
+    "low-lr": replace(_FAR, about="a quarter of the learning rate", lr=_FAR.lr / 4),
     "big-batch": replace(_FAR, about="twice the responses in every update", questions=2 * _FAR.questions),
     "fresh": replace(
         _FAR,

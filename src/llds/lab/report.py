@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from llds.errors import LLDSError
 from llds.evaluation.statistics import Estimate
@@ -13,9 +14,14 @@ from llds.lab.analysis import SIGNALS, Roc, Summary, judge, monitor_point, paire
 from llds.lab.arms import ARMS
 from llds.lab.regimes import ABLATIONS, REGIMES, Regime
 from llds.lab.series import Store, StoredRun
+from llds.training.records import read_lines
 
 #: Arms in the main figure, as far as they are there.
 MAIN_ARMS = ("grpo", "llds", "kl100", "llds+kl100")
+#: What stands where there is nothing to show.
+_NOTHING = "There are not enough runs for this in the series yet; `llds lab sweep` makes them.\n"
+#: What was tried before the regimes were fixed, beside the folder of the series.
+SEARCH_RECORD = "search.jsonl"
 #: Runs of either kind that a ROC needs.
 _LEAST_RUNS = 5
 
@@ -38,6 +44,9 @@ def write_report(store: Store, page: Path) -> list[Path]:
         atomic_write_text(path, picture)
         written.append(path)
     blocks = all_tables(runs)
+    record = store.folder.parent / SEARCH_RECORD
+    if record.exists():
+        blocks["search"] = search_table(read_lines(record))
     content = page.read_text("utf-8") if page.exists() else _new_page(blocks, pictures)
     for mark, block in blocks.items():
         content = replaced(content, mark, block, page)
@@ -79,16 +88,43 @@ def all_tables(runs: Mapping[str, Runs]) -> dict[str, str]:
     """Return every block of the page by its mark."""
     blocks = {"regimes": regimes_table(), "arms": arms_table()}
     for regime in REGIMES:
-        if regime in runs:
-            blocks[f"results {regime}"] = results_table(runs[regime])
-            blocks[f"anatomy {regime}"] = anatomy(runs[regime])
-    if any(name in runs for name in ABLATIONS):
-        blocks["ablations"] = ablations_table(runs)
+        arms = runs.get(regime, {})
+        makers = (("findings", findings), ("anatomy", anatomy), ("results", results_table))
+        blocks |= {f"{name} {regime}": maker(arms) if arms else _NOTHING for name, maker in makers}
+    is_ablated = any(name in runs for name in ABLATIONS)
+    blocks["ablations"] = ablations_table(runs) if is_ablated else _NOTHING
     rocs = all_rocs(runs)
-    if rocs is not None:
-        blocks["roc"] = roc_table(*rocs)
+    blocks["roc"] = _NOTHING if rocs is None else roc_table(*rocs)
     blocks["coverage"] = coverage(runs)
     return blocks
+
+
+def search_table(tried: Sequence[Mapping[str, Any]]) -> str:
+    """Return what was tried to find the regimes: one run a line, in the order in which they were made."""
+    head = (
+        "arm",
+        "organism",
+        "wrong demonstrations",
+        "noise",
+        "lr",
+        "warm-up",
+        "seed",
+        "mean reward, by ten rollouts",
+    )
+    rows = [
+        (
+            f"`{one['arm']}`",
+            one["body"],
+            f"{one['wrong']:.0%}",
+            f"{one['noise']:g}",
+            f"{one['lr']:g}",
+            f"{one['warmup']}",
+            f"{one['seed']}",
+            ", ".join(f"{reward:.2f}".removeprefix("0") for reward in one["reward"]),
+        )
+        for one in tried
+    ]
+    return f"{len(rows)} runs.\n\n" + table(head, rows)
 
 
 def regimes_table() -> str:
@@ -126,6 +162,49 @@ def arms_table() -> str:
         settings = ", ".join(f"{key} = {value}" for key, value in arm.settings().items())
         rows.append((f"`{name}`", arm.about, settings or "kl = 0.001"))
     return table(("arm", "what it is", "settings that differ"), rows)
+
+
+def findings(arms: Runs) -> str:
+    """Return what the runs of one regime say, in sentences."""
+    summaries = {name: summarise(runs) for name, runs in arms.items()}
+    lines = [f"- {_fate_told(name, summaries[name])}" for name in MAIN_ARMS if name in summaries]
+    plain = arms.get("grpo", [])
+    differences = {name: paired(plain, runs) for name, runs in arms.items() if name != "grpo"}
+    sure = {name: one for name, one in differences.items() if one is not None and one.count >= _LEAST_RUNS}
+    better = [name for name, one in sure.items() if one.low > 0]
+    worse = [name for name, one in sure.items() if one.high < 0]
+    if sure:
+        rest = [name for name in sure if name not in (*better, *worse)]
+        lines.append(
+            f"- Of the arms with {_LEAST_RUNS} seeds or more in common with plain GRPO, the interval of the "
+            f"difference in final reward lies above 0 for {_listed(better)}, below 0 for {_listed(worse)}, and "
+            f"holds 0 for {_listed(rest)}."
+        )
+    ranked = sorted(summaries, key=lambda name: -summaries[name].final.value)
+    known = [name for name in ranked if summaries[name].runs >= _LEAST_RUNS]
+    if len(known) > 1:
+        lines.append(f"- Highest final reward among those with {_LEAST_RUNS} seeds or more: `{known[0]}`.")
+    if "llds" in arms and "kl100" in arms:
+        difference = paired(arms["kl100"], arms["llds"])
+        if difference is not None:
+            lines.append(
+                f"- LLDS at the paper's λ less KL × 100, final reward, same seeds: {_interval(difference, '+.3f')}."
+            )
+    return "\n".join(lines) + "\n"
+
+
+def _fate_told(name: str, summary: Summary) -> str:
+    dead = round(summary.collapsed.value * summary.runs)
+    gradual = f", {summary.gradual} of them gradually" if dead else ""
+    drop = "" if summary.drop is None else f", losing half at rollout {summary.drop:.0f} (median)"
+    return (
+        f"`{name}`: {dead} of {summary.runs} collapsed{gradual}{drop}; final reward {_interval(summary.final)}, "
+        f"best {summary.best.value:.3f}."
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names) or "none"
 
 
 def results_table(arms: Runs) -> str:
