@@ -3,7 +3,17 @@
 import numpy as np
 import pytest
 
-from llds.lab.analysis import SIGNALS, judge, levels, monitor_point, paired, roc, statistic, summarise
+from llds.lab.analysis import (
+    SIGNALS,
+    judge,
+    levels,
+    monitor_point,
+    paired,
+    roc,
+    statistic,
+    summarise,
+    windows,
+)
 from llds.lab.series import StoredRun
 
 LENGTH = 60
@@ -59,6 +69,17 @@ def test_what_the_monitor_said_is_in_rollouts():
     one = judge(stored(np.full(LENGTH, 0.3), events=events))
     assert (one.phase_two, one.alarm, one.onset, one.phase_three) == (9, 14, 9, 20)
     assert judge(held()).alarm is None
+
+
+def test_windows_of_a_collapsed_run():
+    reward = np.full(LENGTH, 0.2)
+    reward[10:20], reward[35:] = 0.4, 0.0
+    run = stored(reward, kl=np.arange(LENGTH, dtype=float))
+    drop = judge(run).drop
+    means = windows(run, "kl")
+    assert list(means) == ["start", "around the best", "before the drop", "after the drop"]
+    assert list(means.values()) == [4.5, 14.5, drop - 5.5, drop + 4.5]
+    assert np.isnan(windows(run, "not measured")["start"])
 
 
 def test_a_summary_counts_and_brackets():

@@ -96,6 +96,21 @@ def judge(run: StoredRun) -> Verdict:
     )
 
 
+#: Windows of ten rollouts in a collapsed run, and where each begins.
+WINDOWS = ("start", "around the best", "before the drop", "after the drop")
+
+
+def windows(run: StoredRun, name: str) -> dict[str, float]:
+    """Return the mean of a series over each of :data:`WINDOWS` of a collapsed run, NaN where it has no value."""
+    level = levels(run["reward"])
+    best = int(level[LEVEL - 1 :].argmax())
+    drop = judge(run).drop or 0
+    begins = (0, best, max(0, drop - LEVEL), drop)
+    parts = [run[name][begin : begin + LEVEL] for begin in begins]
+    means = [float(part[np.isfinite(part)].mean()) if np.isfinite(part).any() else np.nan for part in parts]
+    return dict(zip(WINDOWS, means, strict=True))
+
+
 def _stays_below(level: Floats, bound: float) -> int | None:
     """Return the first place from which on ``level`` is below ``bound``; None if its end is not."""
     above = np.flatnonzero(~(level < bound))

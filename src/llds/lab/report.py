@@ -6,11 +6,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from llds.errors import LLDSError
 from llds.evaluation.statistics import Estimate
 from llds.files import atomic_write_text
 from llds.lab import figures
-from llds.lab.analysis import SIGNALS, Roc, Summary, judge, monitor_point, paired, roc, summarise
+from llds.lab.analysis import (
+    SIGNALS,
+    WINDOWS,
+    Roc,
+    Summary,
+    judge,
+    monitor_point,
+    paired,
+    roc,
+    summarise,
+    windows,
+)
 from llds.lab.arms import ARMS
 from llds.lab.regimes import ABLATIONS, REGIMES, Regime
 from llds.lab.series import Store, StoredRun
@@ -89,7 +102,12 @@ def all_tables(runs: Mapping[str, Runs]) -> dict[str, str]:
     blocks = {"regimes": regimes_table(), "arms": arms_table()}
     for regime in REGIMES:
         arms = runs.get(regime, {})
-        makers = (("findings", findings), ("anatomy", anatomy), ("results", results_table))
+        makers = (
+            ("findings", findings),
+            ("phases", phases_table),
+            ("anatomy", anatomy),
+            ("results", results_table),
+        )
         blocks |= {f"{name} {regime}": maker(arms) if arms else _NOTHING for name, maker in makers}
     is_ablated = any(name in runs for name in ABLATIONS)
     blocks["ablations"] = ablations_table(runs) if is_ablated else _NOTHING
@@ -236,6 +254,37 @@ def _result_row(name: str, summary: Summary, difference: Estimate | None) -> tup
         f"{summary.searches:.2f}",
         f"{summary.cpu_seconds:.0f}",
     )
+
+
+#: Series in the table of phases: name, heading, how the number is written.
+_IN_PHASES = (
+    ("reward", "reward", ".3f"),
+    ("logprob_correct", "log-prob of correct", ".3f"),
+    ("displacement_correct", "displacement of correct", "+.4f"),
+    ("displacement_wrong", "displacement of wrong", "+.4f"),
+    ("lld_responses_correct", "correct responses displaced", ".0%"),
+    ("hidden_similarity", "cosine of hidden states", ".3f"),
+    ("policy_entropy", "entropy", ".3f"),
+    ("grad_norm", "gradient norm", ".2f"),
+    ("searches", "searches", ".2f"),
+    ("action_tokens", "tokens", ".1f"),
+    ("nll_round_0", "NLL before feedback", ".3f"),
+    ("nll_round_2", "NLL after two rounds", ".3f"),
+    ("first_search_shared", "wrong with a right first search", ".0%"),
+)
+
+
+def phases_table(arms: Runs) -> str:
+    """Return what the series of plain GRPO were on the way to collapse, means over seeds and ten rollouts."""
+    runs = [run for run in arms.get("grpo", []) if judge(run).drop is not None]
+    if not runs:
+        return _NOTHING
+    rows = []
+    for name, heading, form in _IN_PHASES:
+        found = [windows(run, name) for run in runs]
+        means = (np.nanmean([one[window] for one in found]) for window in WINDOWS)
+        rows.append((heading, *(f"{mean:{form}}" for mean in means)))
+    return table(("series", *WINDOWS), rows)
 
 
 def anatomy(arms: Runs) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -18,7 +18,7 @@ import torch
 
 from llds.errors import LLDSError
 from llds.lab.arms import arm_named
-from llds.lab.loop import Run
+from llds.lab.loop import Row, Run
 from llds.lab.regimes import regime_named
 from llds.lab.series import Store, settings_of
 from llds.lab.starts import load_start, start_path
@@ -84,7 +84,7 @@ def sweep(
     return SweepResult(made, stored, request.exit_code)
 
 
-def make_run(starts: Path, cell: Cell, told: Any = lambda row: None) -> dict[str, Any]:
+def make_run(starts: Path, cell: Cell, told: Callable[[Row], None] = lambda row: None) -> dict[str, Any]:
     """Make one run and return what :meth:`Store.add` wants of it."""
     torch.set_num_threads(1)
     regime, arm = regime_named(cell.regime), arm_named(cell.arm)
@@ -108,39 +108,49 @@ def _make_start(starts: Path, name: str, display: Display) -> None:
 
 
 def _work_off(
-    store: Store, starts: Path, cells: Sequence[Cell], workers: int, display: Display, stops: Any
+    store: Store,
+    starts: Path,
+    cells: Sequence[Cell],
+    workers: int,
+    display: Display,
+    stops: Callable[[], bool],
 ) -> int:
-    """Hand the cells to the workers and store what comes back; return how many were made."""
+    """Let workers make the cells and store what comes back; return how many were made."""
+    made = rollouts = 0
+    total = sum(regime_named(cell.regime).rollouts for cell in cells)
+    with display.phase(f"{len(cells)} runs, rollouts", total) as count:
+        for cell, run in _made_by_crew(starts, cells, workers, stops):
+            if run is None:
+                rollouts += 1
+                count(rollouts)
+            else:
+                store.add(cell.regime, cell.arm, **run)
+                made += 1
+                display.note(_told(cell, run))
+    return made
+
+
+def _made_by_crew(
+    starts: Path, cells: Sequence[Cell], workers: int, stops: Callable[[], bool]
+) -> Iterator[tuple[Cell, dict[str, Any] | None]]:
+    """Yield every cell with its run when that is finished, and with None for each of its rollouts."""
     waiting = list(reversed(cells))
     crew = [_Worker(starts) for _ in range(min(workers, len(cells)))]
-    made = 0
-    total = sum(regime_named(cell.regime).rollouts for cell in cells)
-    done = 0
     try:
-        with display.phase(f"{len(cells)} runs, rollouts", total) as count:
+        while not stops():
             for worker in crew:
-                worker.give(waiting.pop())
-            while not stops() and any(worker.cell for worker in crew):
-                busy = {worker.line: worker for worker in crew if worker.cell}
-                for line in wait(list(busy), _PATIENCE):
-                    worker = busy[line]  # type: ignore[index]
-                    news = worker.hear()
-                    if news is None:
-                        done += 1
-                        count(done)
-                        continue
-                    cell = worker.cell
-                    assert cell is not None
-                    store.add(cell.regime, cell.arm, **news)
-                    made += 1
-                    display.note(_told(cell, news))
-                    worker.cell = None
-                    if waiting:
-                        worker.give(waiting.pop())
+                if worker.cell is None and waiting:
+                    worker.give(waiting.pop())
+            busy = [worker for worker in crew if worker.cell is not None]
+            if not busy:
+                return
+            ready = wait([worker.line for worker in busy], _PATIENCE)
+            for worker in busy:
+                if worker.line in ready:
+                    yield worker.hear()
     finally:
         for worker in crew:
             worker.dismiss()
-    return made
 
 
 def _told(cell: Cell, news: dict[str, Any]) -> str:
@@ -166,15 +176,19 @@ class _Worker:
         self.cell = cell
         self.line.send(asdict(cell))
 
-    def hear(self) -> dict[str, Any] | None:
-        """Return a finished run, None for a rollout."""
+    def hear(self) -> tuple[Cell, dict[str, Any] | None]:
+        """Return the cell with its finished run, after which the worker is free, or with None for a rollout."""
+        assert self.cell is not None
+        cell = self.cell
         try:
-            news: dict[str, Any] | None = self.line.recv()
+            run: dict[str, Any] | None = self.line.recv()
         except EOFError:
-            raise LLDSError(f"The worker that made {self.cell} died; sweep again to go on.") from None
-        if news is not None and "error" in news:
-            raise LLDSError(f"{self.cell} failed: {news['error']}")
-        return news
+            raise LLDSError(f"The worker that made {cell} died; sweep again to go on.") from None
+        if run is not None and "error" in run:
+            raise LLDSError(f"{cell} failed: {run['error']}")
+        if run is not None:
+            self.cell = None
+        return cell, run
 
     def dismiss(self) -> None:
         self._process.terminate()
