@@ -15,7 +15,7 @@ from llds.errors import LLDSError
 from llds.lab.regimes import every_regime
 from llds.lab.series import Store
 from llds.lab.starts import load_start, start_path
-from llds.lab.sweep import Cell, plan
+from llds.lab.sweep import Cell, make_run, plan
 
 SMOKE = every_regime()["smoke"]
 
@@ -46,15 +46,21 @@ def test_a_run_is_shown(starts):
     assert [int(line.split()[0]) for line in lines[1 : 1 + SMOKE.rollouts]] == list(range(SMOKE.rollouts))
 
 
+def fill(store, starts, arms, seeds, regime="smoke"):
+    """Make runs in this process and store them under another regime's name, if one is given."""
+    for arm in arms:
+        for seed in seeds:
+            store.add(regime, arm, **make_run(starts, Cell("smoke", arm, seed)))
+
+
 def test_a_sweep_goes_on_where_it_stopped(tmp_path, starts):
-    first = run(*sweep_words(tmp_path / "a", starts, seeds=1))
-    assert (first.exit_code, first.stdout) == (
-        0, f"2 runs made, 0 were stored already; series in {tmp_path / 'a'}.\n"
-    )  # fmt: skip
+    fill(Store(tmp_path / "a"), starts, ["grpo"], [1])
     more = run(*sweep_words(tmp_path / "a", starts))
-    assert more.stdout.startswith("2 runs made, 2 were stored already")
+    assert more.exit_code == 0
+    assert more.stdout == f"3 runs made, 1 were stored already; series in {tmp_path / 'a'}.\n"
+    assert "smoke, llds, seed 1: reward" in more.stderr
     assert run(*sweep_words(tmp_path / "a", starts)).stdout.startswith("0 runs made, 4 were")
-    run(*sweep_words(tmp_path / "b", starts))
+    fill(Store(tmp_path / "b"), starts, ["grpo", "llds"], [0, 1])
     for arm in ("grpo", "llds"):
         one, other = (Store(tmp_path / name).read("smoke", arm) for name in "ab")
         assert [r.seed for r in one] == [r.seed for r in other] == [0, 1]
@@ -128,9 +134,8 @@ def test_interrupted_it_keeps_what_is_stored(tmp_path, starts):
 
 
 def test_the_report_needs_nothing_but_the_series(tmp_path, starts):
-    run(*sweep_words(tmp_path / "series", starts))
     # The smoke regime is in no table, so its series pass for those of the far one here.
-    (tmp_path / "series" / "smoke").rename(tmp_path / "series" / "far")
+    fill(Store(tmp_path / "series"), starts, ["grpo", "llds"], [0, 1], regime="far")
     page = tmp_path / "out" / "page.md"
     for _ in range(2):
         result = run("report", "--series", tmp_path / "series", "--page", page)
