@@ -42,7 +42,7 @@ class Arm:
     penalty: str = "relu"
     huber_width: float = 0.1
     baseline: str = "old"
-    anchor_every: int = 50
+    anchor_every: int = 10
     answer_searches: float | None = None
     control: bool = False
 
@@ -85,7 +85,9 @@ ARMS: Mapping[str, Arm] = {
         _LLDS, about="LLDS, normaliser of Eq. 4, λ = 0.5", normalizer="preserved", coef=0.5
     ),
     "llds-dead-zone": replace(_LLDS, about="LLDS, dead zone of 0.01 nats/token", dead_zone=0.01),
-    "llds-anchor": replace(_LLDS, about="LLDS towards the policy 1 to 50 updates ago", baseline="anchor"),
+    "llds-anchor": replace(
+        _LLDS, about="LLDS towards the policy 1 to 50 updates ago", baseline="anchor", anchor_every=50
+    ),
     "llds-huber": replace(_LLDS, about="LLDS, Huber penalty of width 0.1 nats", penalty="huber"),
     "llds-control": replace(_LLDS, about="LLDS, λ from 0.2 on moved by displacement", control=True),
     "entropy-bonus": replace(_GRPO, about="entropy bonus 0.001", entropy=1e-3),
