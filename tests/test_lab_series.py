@@ -90,5 +90,5 @@ def test_a_broken_file_is_named(tmp_path):
 def test_settings_hold_all_that_matters():
     settings = json.loads(json.dumps(SETTINGS))
     assert settings["regime"]["task"]["noise"] == 0.4
-    assert settings["arm"]["coef"] == 0.2
-    assert "about" not in settings["arm"]
+    assert settings["arm"] == {"coef": 0.2}
+    assert "about" not in settings["regime"]

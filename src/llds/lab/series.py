@@ -121,11 +121,13 @@ class Store:
 
 
 def settings_of(regime: Regime, arm: Arm) -> dict[str, Any]:
-    """Return all that decides what a run does, beside its seed, as plain JSON."""
-    settings = {"regime": asdict(regime), "arm": asdict(arm)}
-    for part in settings.values():
-        del part["about"]
-    return settings
+    """Return all that decides what a run does, beside its seed, as plain JSON.
+
+    Of the arm only what differs from plain GRPO, so that a new setting does not put old files out of date.
+    """
+    settings = asdict(regime)
+    del settings["about"]
+    return {"regime": settings, "arm": arm.settings()}
 
 
 def _table(seed: int, rows: Sequence[Mapping[str, float | None]]) -> pa.Table:
