@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from llds._version import __version__
-from llds.cli import diagnose, preflight, retrieval
+from llds.cli import diagnose, lab, preflight, retrieval
 
 app = typer.Typer(
     name="llds",
@@ -147,6 +147,7 @@ def ask(
 
 
 diagnose.register(app)
+lab.register(app)
 preflight.register(app)
 retrieval.register(app)
 
