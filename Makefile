@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RECIPE ?= tiny
 
-.PHONY: train test lint bench assets clean
+.PHONY: train test lint bench lab assets clean
 
 train: $(STAMP)
 	$(BIN)/llds train $(RECIPE) $(ARGS)
@@ -20,6 +20,11 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+# The main figure of docs/lab.md from runs of your own, in runs/lab; minutes on two cores.
+lab: $(STAMP)
+	$(BIN)/llds lab sweep --regimes far --arms grpo,llds,kl100,llds+kl100 --seeds 5 --series runs/lab/series $(ARGS)
+	$(BIN)/llds lab report --series runs/lab/series --page runs/lab/report.md
 
 # The stamp is made last, so an interrupted installation starts again.
 $(STAMP): pyproject.toml constraints.txt

@@ -77,6 +77,7 @@ def test_two_processes_train_as_one(two_processes, tmp_path):
 def test_what_only_one_process_gets_wrong_stops_both(two_processes):
     first, second = (json.loads((two_processes / f"told-{rank}.json").read_text()) for rank in (0, 1))
     assert first == second
+    assert first["preflight"] == []
     assert first["unseen"].startswith("RuntimeError: LLDS was not applied")
     assert "in 1 of 2 micro-batches" in first["unseen"]
     assert first["garbled"].startswith("LLDSError: rollout_func must return 'answer_mask'")

@@ -39,11 +39,11 @@ def recipe_for(world, runs, *overrides):
     return load_recipe("tiny", [*small_settings(world, world / "model", runs), *overrides])
 
 
-def run_in_process(recipe):
+def run_in_process(recipe, force=False):
     from llds.training.run import train
 
     said = io.StringIO()
-    return train(recipe, PlainDisplay(said)), said.getvalue()
+    return train(recipe, PlainDisplay(said), force), said.getvalue()
 
 
 def comparable(path):
@@ -108,7 +108,16 @@ def test_a_run_learns_and_leaves_its_records(straight):
     assert "LLDS loss structural zero" in said
     assert "LLDS is live in 1 of 2 optimizer steps" in said
     events = read_lines(run.events)
-    assert [event["event"] for event in events] == ["start", "llds", "evaluation", "evaluation", "finish"]
+    assert [event["event"] for event in events] == [
+        "start",
+        "llds",
+        "preflight",
+        "evaluation",
+        "evaluation",
+        "finish",
+    ]
+    assert events[2]["clean"]
+    assert len(events[2]["checked"]) == 14
 
 
 def test_every_metric_is_documented(straight):
@@ -336,7 +345,10 @@ def test_a_structural_zero_is_said_before_the_first_step(world, tmp_path):
     recipe = recipe_for(
         world, tmp_path, "grpo.steps_per_rollout=1", "run.rollouts=1", "evaluation.questions=2"
     )
-    result, said = run_in_process(recipe)
+    with pytest.raises(LLDSError, match=r"found L1: .*STRUCTURAL ZERO.*Pass --force to train anyway"):
+        run_in_process(recipe)
+    assert not (tmp_path / "try" / "metrics.jsonl").exists()
+    result, said = run_in_process(recipe, force=True)
     assert "STRUCTURAL ZERO" in said
     assert said.index("STRUCTURAL ZERO") < said.index("step 1/1")
     assert result.llds_steps == {"active": 0, "measured zero": 0, "structural zero": 1, "off": 0}
@@ -415,6 +427,7 @@ def server():
 def test_an_outage_stops_the_run_at_a_point_to_go_on_from(world, tmp_path, server):
     handler, url = server
     settings = (f"retrieval.url={url}", "retrieval.tries=1", "run.rollouts=3", "evaluation.questions=2")
+    settings += ("retrieval.cache=0",)
     settings += ("evaluation.without_retriever=false", "run.save_every=0")
     recipe = recipe_for(world, tmp_path, *settings)
     run = RunFolder(tmp_path / "try")
@@ -439,6 +452,7 @@ def test_an_outage_stops_the_run_at_a_point_to_go_on_from(world, tmp_path, serve
 def test_episodes_whose_tool_failed_are_left_out_and_counted(world, tmp_path, server):
     handler, url = server
     settings = (f"retrieval.url={url}", "retrieval.tries=1", "run.rollouts=3", "evaluation.questions=2")
+    settings += ("retrieval.cache=0",)
     settings += ("evaluation.without_retriever=false", "sampling.batch=4")
     run = RunFolder(tmp_path / "try")
 
@@ -452,6 +466,13 @@ def test_episodes_whose_tool_failed_are_left_out_and_counted(world, tmp_path, se
     assert result.finished
     (event,) = [event for event in read_lines(run.events) if event["event"] == "tool_failed"]
     assert 1 <= event["episodes"] <= 4
+    told = [event for event in read_lines(run.events) if event["event"].startswith("retriever_")]
+    assert [event["event"] for event in told] == [
+        "retriever_failing",
+        "retriever_unavailable",
+        "retriever_recovered",
+    ]
+    assert told[1]["url"] == url
     assert f"The search tool failed in {event['episodes']} episodes" in said
     row = read_lines(run.metrics)[event["step"] - 1]
     assert row["tool/failed_episodes"] == event["episodes"]
@@ -469,7 +490,9 @@ def test_a_retriever_that_is_down_is_one_sentence(world, tmp_path, server):
     result, said = run_in_process(recipe_for(world, tmp_path, *quick))
     assert result.finished
     assert "Going on" not in said
-    assert [event["event"] for event in read_lines(result.folder / "events.jsonl")][:2] == ["start", "start"]
+    events = [event["event"] for event in read_lines(result.folder / "events.jsonl")]
+    assert "retriever_failing" in events
+    assert [name for name in events if not name.startswith("retriever_")][:2] == ["start", "start"]
 
 
 @pytest.mark.parametrize("rate", ["1e30", "1e300"])

@@ -60,10 +60,7 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     draft.mkdir()
     try:
         yield draft
-        for file in draft.rglob("*"):
-            if file.is_file():
-                _flush_to_disk(file)
-        _replace_folder(draft, target)
+        replace_folder(draft, target)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
@@ -84,8 +81,14 @@ def _remove_abandoned(target: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _replace_folder(draft: Path, target: Path) -> None:
-    """Put ``draft`` at ``target``; an older folder there steps aside first and is then removed."""
+def replace_folder(draft: Path, target: Path) -> None:
+    """Put ``draft``, once it is on disk, at ``target``; an older folder there steps aside and is then removed.
+
+    Raises :class:`LLDSError` when other processes keep putting theirs there.
+    """
+    for file in draft.rglob("*"):
+        if file.is_file():
+            _flush_to_disk(file)
     aside = draft.with_name(f"{draft.name.removesuffix('.tmp')}.old.tmp")
     for _ in range(_TRIES):
         with suppress(FileNotFoundError):

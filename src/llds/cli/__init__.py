@@ -10,11 +10,11 @@ from io import TextIOWrapper
 from llds.cli.mistakes import sentence_for
 from llds.errors import LLDSError
 
-# What the extra "train" brings, by the names that are imported.
-_NEEDED = (
-    *("typer", "rich", "yaml", "numpy", "requests", "bm25s", "Stemmer"),
-    *("transformers", "tokenizers", "safetensors", "accelerate", "datasets", "trl", "gguf"),
-)
+# What the extras "search" and "train" bring, by the names that are imported.
+_SEARCH = ("typer", "rich", "numpy", "requests", "bm25s", "Stemmer")
+_TRAIN = ("yaml", "transformers", "tokenizers", "safetensors", "accelerate", "datasets", "trl", "gguf")
+# Commands for a machine that only serves passages.
+_RETRIEVAL = ("index", "serve", "search")
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     make_streams_safe()
     try:
         check_arguments()
-        check_installed()
+        check_installed(sys.argv[1] if len(sys.argv) > 1 else None)
         from llds.cli.app import app
 
         app(prog_name="llds")
@@ -60,8 +60,9 @@ def check_arguments() -> None:
             )
 
 
-def check_installed() -> None:
-    """Raise :class:`LLDSError` when a package of the extra that the command line needs is missing."""
-    missing = [name for name in _NEEDED if find_spec(name) is None]
+def check_installed(command: str | None) -> None:
+    """Raise :class:`LLDSError` when a package of the extra that ``command`` needs is missing."""
+    extra, needed = ("serve", _SEARCH) if command in _RETRIEVAL else ("train", (*_SEARCH, *_TRAIN))
+    missing = [name for name in needed if find_spec(name) is None]
     if missing:
-        raise LLDSError(f"{missing[0]} is not installed; run: pip install 'llds[train]'")
+        raise LLDSError(f"{missing[0]} is not installed; run: pip install 'llds[{extra}]'")

@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from llds._version import __version__
+from llds.cli import diagnose, lab, preflight, retrieval
 
 app = typer.Typer(
     name="llds",
@@ -59,6 +60,10 @@ def train(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the resolved recipe and stop.")
     ] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Train although the preflight found that LLDS can't work as meant."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a search agent by GRPO + LLDS and score it on held-out questions before and after.
@@ -81,7 +86,7 @@ def train(
     from llds.training.run import format_result
     from llds.training.run import train as train_recipe
 
-    result = train_recipe(recipe, make_display(sys.stderr))
+    result = train_recipe(recipe, make_display(sys.stderr), force)
     if is_first_process():
         typer.echo(_dumps(result.to_json()) if as_json else format_result(result))
     raise typer.Exit(result.exit_code)
@@ -139,6 +144,12 @@ def ask(
     answer = run_question(model, question, overrides or [], no_retriever, temperature, quiet=as_json)
     if as_json:
         typer.echo(_dumps(answer))
+
+
+diagnose.register(app)
+lab.register(app)
+preflight.register(app)
+retrieval.register(app)
 
 
 def settings_help() -> str:

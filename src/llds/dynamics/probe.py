@@ -144,7 +144,7 @@ def _kept(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator
     tensors = [p for p, _ in grads if p.requires_grad] + list(model.buffers())
     copies = [tensor.detach().clone() for tensor in tensors]
     state = None if optimizer is None else _OptimizerState(optimizer)
-    with _kept_random():
+    with kept_random():
         for parameter, _ in grads:
             parameter.grad = None
         try:
@@ -196,7 +196,7 @@ def _restored(value: Any, copy: Any) -> Any:
 
 
 @contextmanager
-def _kept_random() -> Iterator[None]:
+def kept_random() -> Iterator[None]:
     """Leave Python's, NumPy's and torch's generators as they were, on the CPU and all CUDA devices."""
     python = random.getstate()
     numpy: Any = sys.modules.get("numpy")

@@ -67,12 +67,23 @@ class RetrievalSettings:
     """What the search tool looks in."""
 
     corpus: str = setting(
-        "embedded", "passages for BM25 in this process: embedded, a JSONL file (.gz too), or an index folder"
+        "embedded",
+        "passages to search in this process: embedded, a JSONL file (.gz, .zst too), or a folder of llds index",
+    )
+    mode: Literal["auto", "bm25", "dense", "hybrid"] = setting(
+        "auto", "how an index folder is searched: auto is hybrid where it has vectors, else bm25"
     )
     url: str | None = setting(None, "use a retrieval server instead, e.g. http://host:8000/retrieve")
+    token_file: str | None = setting(
+        None, "file with the server's token, if it wants one; else $LLDS_RETRIEVAL_TOKEN is used"
+    )
     topk: int = setting(3, "passages per search", "passages", low=1)
-    timeout: float = setting(30.0, "give up on one request to the server after this long", "seconds", low=0.1)
-    tries: int = setting(3, "tries of one request before its episodes are left out", "tries", low=1)
+    timeout: float = setting(30.0, "give up on one try of a request after this long", "seconds", low=0.1)
+    tries: int = setting(8, "tries of one request before its episodes are left out", "tries", low=1)
+    deadline: float = setting(
+        120.0, "give up on one search, with all its tries and pauses, after this long", "seconds", low=0.1
+    )
+    cache: int = setting(20_000, "answers of the server to keep, those used last", "queries", low=0)
 
 
 @dataclass(frozen=True)
@@ -315,6 +326,7 @@ def read_recipe_file(path: Path) -> Recipe:
 # What may change when a run goes on, since none of it changes a number.
 _FREE = frozenset(
     [f"run.{name}" for name in ("name", "folder", "report_to", "keep", "save_every", "trajectories")]
+    + [f"retrieval.{name}" for name in ("token_file", "timeout", "tries", "deadline", "cache")]
     + [f"dynamics.{item.name}" for item in dataclasses.fields(DynamicsSettings) if item.name != "lld_epsilon"]
 )
 

@@ -59,8 +59,12 @@ def what_llds_did(row: Mapping[str, Any]) -> str:
         return "off"
     if row.get("llds/structural_zero") == 1:
         return "structural zero"
-    # What is not finite cannot be called zero.
-    acted = row.get("llds/penalised_share") or row.get("llds/nonfinite_tokens")
+    # What is not finite cannot be called zero; in the record it stands as text.
+    acted = (
+        row.get("llds/penalised_share")
+        or row.get("llds/nonfinite_tokens")
+        or isinstance(row.get("llds/loss"), str)
+    )
     return "active" if acted else "measured zero"
 
 
@@ -108,6 +112,10 @@ class RunFolder:
     def event(self, kind: str, **details: Any) -> None:
         """Append an event with the wall-clock time in seconds since 1970."""
         append_line(self.events, {"time": round(time.time(), 3), "event": kind, **details})
+
+    def retriever_event(self, kind: str, details: Mapping[str, Any]) -> None:
+        """Append what became of the search tool, as its client tells it."""
+        self.event(kind, **details)
 
     def write_trajectories(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write the sampled trajectories of one optimizer step."""

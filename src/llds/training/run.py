@@ -21,6 +21,7 @@ from llds.errors import LLDSError
 from llds.evaluation.evaluate import EvalResult, compare, load_evaluation
 from llds.evaluation.report import format_comparison
 from llds.files import atomic_folder, atomic_write_text, remove_unfinished
+from llds.preflight import Report, merge
 from llds.search.episode import EpisodeRunner
 from llds.search.retrieval import RetrieverUnavailable
 from llds.search.sampling import Sampling
@@ -43,6 +44,7 @@ from llds.training.inputs import (
 from llds.training.interrupt import StopRequest, stop_on_signal
 from llds.training.plan import Plan, check_enough, make_plan
 from llds.training.policy import Policy, pick_device
+from llds.training.preflight import Gate, check_recipe, probe_once, refusal
 from llds.training.probe import RunProbe
 from llds.training.progress import Display
 from llds.training.recipe import RECIPE_FILE, Recipe, first_difference, read_recipe_file
@@ -91,8 +93,10 @@ class RunResult:
         return content
 
 
-def train(recipe: Recipe, display: Display) -> RunResult:
+def train(recipe: Recipe, display: Display, force: bool = False) -> RunResult:
     """Train by ``recipe``, or go on with a run that was stopped, or return the result of one that is done.
+
+    ``force``: train even if the preflight finds that the penalty can't work as meant.
 
     Raises :class:`LLDSError` for everything that the user can mend: settings, files, the model, the search
     tool, a run folder of another recipe.
@@ -109,7 +113,7 @@ def train(recipe: Recipe, display: Display) -> RunResult:
             display.note(f"{run.path} is finished; this is its result. Give another run.name to train anew.")
             return read_result(run)
         try:
-            return _train(recipe, display, run)
+            return _train(recipe, display, run, force)
         except KeyboardInterrupt:
             display.note("Stopped at once. Run the same command again to go on from the last checkpoint.")
             return read_result(run, exit_code=130)
@@ -151,16 +155,19 @@ def format_result(result: RunResult) -> str:
     )
 
 
-def _train(recipe: Recipe, display: Display, run: RunFolder) -> RunResult:
+def _train(recipe: Recipe, display: Display, run: RunFolder, force: bool) -> RunResult:
     questions, held_out = training_questions(recipe), held_out_questions(recipe)
     check_reporters(recipe.run.report_to)
     check_enough(len(questions), recipe)
     plan, protocol = make_plan(recipe, PartialState().num_processes), make_protocol(recipe)
+    static = check_recipe(recipe, plan.processes)
+    if static.certain and not force:
+        raise LLDSError(refusal(static))
     _open_run(run, recipe, display)
     # What one process puts into the cache of a machine, the others find there.
     with PartialState().local_main_process_first():
         with display.phase("opening the corpus", 1):
-            retriever = make_retriever(recipe.retrieval)
+            retriever = make_retriever(recipe.retrieval, run.retriever_event)
         policy = starting_policy(recipe, questions, retriever, protocol, display)
     for note in policy.notes:
         display.note(note)
@@ -176,7 +183,7 @@ def _train(recipe: Recipe, display: Display, run: RunFolder) -> RunResult:
     with stop_on_signal(told) as stop:
         reaction: Reaction = "rollback"
         while reaction == "rollback":
-            parts = _Parts(recipe, plan, run, policy, runner, questions, scorer, stop, display)
+            parts = _Parts(recipe, plan, run, policy, runner, questions, scorer, stop, display, static, force)
             reaction, steps = _attempt(parts)
     if reaction == "stop":
         return read_result(run, exit_code=STOPPED_BY_ALARM)
@@ -201,6 +208,8 @@ class _Parts:
     scorer: Scorer
     stop: StopRequest
     display: Display
+    static: Report
+    force: bool
 
 
 def _attempt(parts: _Parts) -> tuple[Reaction, int]:
@@ -217,6 +226,8 @@ def _attempt(parts: _Parts) -> tuple[Reaction, int]:
     _say_what_llds_can_do(trainer, run, display)
     alarms = AlarmDesk(recipe, run, display, rollbacks, trainer)
     trainer.llds.monitor.hooks.append(alarms.hear)
+    gate = Gate(run, display, trainer.accelerator, parts.force)
+    probe_once(trainer, lambda report: gate(merge([parts.static, report])))
     trainer.add_callback(
         RunCallback(
             recipe=recipe,

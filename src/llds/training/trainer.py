@@ -35,9 +35,20 @@ FAILED_EPISODES = "tool/failed_episodes"
 
 
 class SearchTrainer(SafeCheckpointMixin, LLDSGRPOTrainer):
-    """TRL's GRPO trainer with the LLDS term and safetensors checkpoints."""
+    """TRL's GRPO trainer with the LLDS term and safetensors checkpoints.
+
+    ``before_first_batch``: called with the first micro-batch of training, before anything is learnt from it.
+    """
 
     recipe_text: str
+    before_first_batch: Callable[[dict[str, Any]], None] | None = None
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the loss of a micro-batch."""
+        look, self.before_first_batch = self.before_first_batch, None
+        if look is not None:
+            look(inputs)
+        return super().compute_loss(model, inputs, *args, **kwargs)
 
     def save_extra(self, folder: Path) -> None:
         """Add the recipe, and what LLDS and its monitor remember."""

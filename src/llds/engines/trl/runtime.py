@@ -68,6 +68,7 @@ class LLDSRuntime:
         self.anchor: LaggedAnchor | None = None
         self.verdicts: Counter[str] = Counter()
         self._trainer = trainer
+        self._is_told = False
         self._captured: list[Forward] | None = None
         self.monitor = RunMonitor(trainer, options)
         self._window = self._new_window()
@@ -78,17 +79,19 @@ class LLDSRuntime:
 
     def begin(self) -> None:
         """Start a run: nothing is left of an interrupted optimizer step, and what cannot work is said."""
-        self._window, self._captured = self._new_window(), None
-        self._counter.reset()
+        self.reset_step()
+        self._captured = None
         self.verdicts.clear()
         self.monitor.begin()
         if self.options.baseline == "anchor":
             self._begin_anchor()
         if not self._trainer.accelerator.is_main_process:
             return
-        logger.log(
-            logging.WARNING if self.status.kind == "structural_zero" else logging.INFO, self.status.text
-        )
+        # Python hides what is no warning unless told otherwise, and nobody should have to ask whether LLDS is on.
+        is_news = self.status.kind != "off" and not self._is_told
+        is_zero = self.status.kind == "structural_zero"
+        logger.log(logging.WARNING if is_zero or is_news else logging.INFO, self.status.text)
+        self._is_told = True
         if self.options.coef > 0:
             for sentence in dropout_warnings(self._trainer.model):
                 logger.warning("LLDS: %s", sentence)
@@ -115,6 +118,11 @@ class LLDSRuntime:
                 f'The checkpoint has no {ANCHOR_FILE}, since it was written without baseline="anchor"; '
                 "start anew, or resume with the baseline that it was written with."
             )
+
+    def reset_step(self) -> None:
+        """Forget the micro-batches of an optimizer step that was not finished."""
+        self._window = self._new_window()
+        self._counter.reset()
 
     def _new_window(self) -> Window:
         options = self.options
@@ -294,6 +302,13 @@ class LLDSRuntime:
                 "another way than TRL's GRPOTrainer; let its compute_loss call super().compute_loss(), or "
                 "train without LLDS."
             )
+        if (
+            self.options.baseline == "reference"
+            and trainer.state.global_step == 0
+            and not sums["moved_tokens"]
+        ):
+            # The policy still is the reference.
+            sums["structural_batches"] = sums["batches"]
         record = make_record(trainer.state.global_step, coef, sums, series, trainer.accelerator.num_processes)
         self.last_step = record
         self.verdicts[record.verdict] += 1
