@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RECIPE ?= tiny
 
-.PHONY: train test lint bench lab assets clean
+.PHONY: train test lint bench lab clean
 
 train: $(STAMP)
 	$(BIN)/llds train $(RECIPE) $(ARGS)
@@ -26,9 +26,10 @@ lab: $(STAMP)
 	$(BIN)/llds lab sweep --regimes far --arms grpo,llds,kl100,llds+kl100 --seeds 5 --series runs/lab/series $(ARGS)
 	$(BIN)/llds lab report --series runs/lab/series --page runs/lab/report.md
 
-# The stamp is made last, so an interrupted installation starts again.
+# An old Python would be told only after torch was fetched. The stamp is made last, so an interrupted installation starts again.
 $(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "llds needs Python 3.11 or newer; name it, for example: make train PYTHON=python3.11")'
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $(STAMP)
