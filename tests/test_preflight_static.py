@@ -166,6 +166,8 @@ def test_overrides_need_an_equals_sign():
     assert with_overrides({"a": {"b": 1}}, ["a.b=2", "+a.c.d=[1]"]) == {"a": {"b": 2, "c": {"d": [1]}}}
     with pytest.raises(LLDSError, match="'wrong' is no setting"):
         with_overrides({}, ["wrong"])
+    with pytest.raises(LLDSError, match=r"The value in 'a=\['"):
+        with_overrides({}, ["a=["])
 
 
 # --- reports
@@ -253,6 +255,7 @@ def test_command_on_a_recipe_without_a_rollout():
         ("num_generation: 8\n", "did you mean 'num_generations'"),
         ("- 1\n", "must hold settings by name, not list"),
         ("a: [\n", "is neither YAML nor JSON"),
+        ("[" * 100_000, "nested too deeply"),
         ("num_generations: 8\nper_device_train_batch_size: 3\n", "TRL does not take the arguments"),
     ],
 )

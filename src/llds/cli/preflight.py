@@ -90,6 +90,8 @@ def _content(config: str) -> dict[str, Any] | None:
         content = yaml.safe_load(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise LLDSError(f"The configuration {path} can't be read: {error}.") from None
+    except RecursionError:
+        raise LLDSError(f"{path} is nested too deeply to be a configuration.") from None
     except yaml.YAMLError as error:
         raise LLDSError(f"{path} is neither YAML nor JSON: {' '.join(str(error).split())}.") from None
     if not isinstance(content, dict):
@@ -109,18 +111,20 @@ def _trl_report(content: dict[str, Any], words: list[str], where: str) -> Report
     """Let TRL itself read the arguments."""
     import dataclasses
 
-    import yaml
+    from llds.training.environment import prepare_environment, silence_libraries
 
+    prepare_environment()
+    silence_libraries()
     from llds.engines.trl import LLDSGRPOConfig
     from llds.engines.trl.preflight import setup_of_args
     from llds.preflight import Report, check_setup, merge
-    from llds.training.settings import did_you_mean
+    from llds.training.settings import did_you_mean, parse_word
 
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
             raise LLDSError(f"'{word}' is no setting; write key=value, such as num_iterations=2.")
-        content[key] = yaml.safe_load(value)
+        content[key] = parse_word(value)
     known = [item.name for item in dataclasses.fields(LLDSGRPOConfig) if item.init]
     for key in content:
         if key not in known:
@@ -148,9 +152,10 @@ def _recipe_report(config: str, words: list[str], static: bool) -> Report:
     from llds.training.recipe import load_recipe
 
     recipe = load_recipe(config, words)
-    from llds.training.environment import prepare_environment
+    from llds.training.environment import prepare_environment, silence_libraries
 
     prepare_environment()
+    silence_libraries()
     from llds.training.preflight import check_recipe, probe_recipe
     from llds.training.progress import make_display
 

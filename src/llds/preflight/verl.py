@@ -37,7 +37,7 @@ NAMES = {
 def with_overrides(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Return a configuration with ``key=value`` words of a verl command laid over it (``+`` and ``++`` too).
 
-    Raises :class:`LLDSError` for a word without ``=``.
+    Raises :class:`LLDSError` for a word without ``=`` and for a value that is no YAML.
     """
     import yaml
 
@@ -52,7 +52,10 @@ def with_overrides(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[
             if not isinstance(place.get(name), dict):
                 place[name] = {}
             place = place[name]
-        place[last] = yaml.safe_load(value)
+        try:
+            place[last] = yaml.safe_load(value)
+        except (yaml.YAMLError, RecursionError):
+            raise LLDSError(f"The value in '{word}' is neither a text, a number nor a list.") from None
     return result
 
 

@@ -123,7 +123,7 @@ def read_override(root: type, text: str) -> tuple[str, Any]:
     kind, optional = _without_none(settings_table(root)[key].kind)
     if optional and raw in {"null", ""}:
         return key, None
-    return key, _check(root, key, raw if kind is str else _scalar(raw), where)
+    return key, _check(root, key, raw if kind is str else parse_word(raw), where)
 
 
 def show_value(value: Any) -> str:
@@ -194,10 +194,11 @@ def _parse_yaml(text: str, where: str) -> Mapping[str, Any]:
     return content
 
 
-def _scalar(raw: str) -> Any:
+def parse_word(raw: str) -> Any:
+    """Return the value in ``key=value`` as YAML has it; what is no YAML is a text."""
     try:
         return yaml.safe_load(raw)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         return raw
 
 
