@@ -1,4 +1,6 @@
+import contextlib
 import json
+import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -127,6 +129,50 @@ def test_wrong_number_of_results(server):
     server.moves = [lambda queries: {"result": [[]]}]
     with pytest.raises(RetrieverUnavailable, match="1 results for 2 queries"):
         client(server).search(["a", "b"], 1)
+
+
+def test_half_of_a_surrogate_pair_is_replaced(server):
+    reply = '{"result": [[{"document": {"id": "\\udc00", "contents": "T\\nx\\ud800y"}, "score": 1}]]}'
+    server.moves = [(200, reply)]
+    ((passage,),) = client(server).search(["a"], 1)
+    assert (passage.id, passage.text) == ("?", "x?y")
+
+
+@pytest.mark.parametrize("length", ["Content-Length: 100000\r\n", "Transfer-Encoding: chunked\r\n"])
+def test_a_server_that_drips_is_given_up_at_the_deadline(length):
+    piece = b"1\r\n \r\n" if "chunked" in length else b" "
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def drip():
+            connection, _ = listener.accept()
+            connection.sendall(f"HTTP/1.1 200 OK\r\n{length}\r\n".encode())
+            with contextlib.suppress(OSError):
+                while True:
+                    connection.sendall(piece)
+                    time.sleep(0.02)
+
+        threading.Thread(target=drip, daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/retrieve"
+        began = time.monotonic()
+        with pytest.raises(RetrieverUnavailable, match="did not finish its answer in time"):
+            HTTPRetriever(url, timeout=5, tries=1, deadline=0.3).probe()
+        assert time.monotonic() - began < 4
+
+
+def test_an_answer_that_breaks_off_is_tried_again(server):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def break_off():
+            for _ in range(2):
+                connection, _ = listener.accept()
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
+                connection.close()
+
+        threading.Thread(target=break_off, daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/retrieve"
+        with pytest.raises(RetrieverUnavailable, match=r"could not be reached .* \(tried 2 times\)"):
+            HTTPRetriever(url, timeout=5, tries=2, sleep=lambda seconds: None).probe()
 
 
 def test_a_hanging_server_is_given_up(server):

@@ -162,6 +162,8 @@ class HTTPRetriever:
 
     def _post(self, queries: list[str], topk: int, end: float | None) -> list[list[Passage]]:
         import requests
+        from urllib3.exceptions import HTTPError
+        from urllib3.exceptions import TimeoutError as TimedOut
 
         body = {"queries": queries, "topk": topk, "return_scores": True}
         seconds = self.timeout if end is None else max(0.001, min(self.timeout, end - self._clock()))
@@ -170,9 +172,9 @@ class HTTPRetriever:
                 self.url, json=body, timeout=seconds, stream=True, allow_redirects=False
             ) as response:
                 content = self._read_bounded(response, end)
-        except requests.Timeout as error:
+        except (requests.Timeout, TimedOut) as error:
             raise _Transient(f"did not answer within {seconds:g} s") from error
-        except requests.RequestException as error:
+        except (requests.RequestException, HTTPError) as error:
             raise _Transient(f"could not be reached ({type(error).__name__})") from error
         if response.status_code == 429 or response.status_code >= 500:
             wait = _seconds(response.headers.get("retry-after"))
@@ -189,7 +191,8 @@ class HTTPRetriever:
 
     def _read_bounded(self, response: Any, end: float | None) -> bytes:
         parts, size = [], 0
-        for part in response.iter_content(1 << 16):
+        # Whatever has come, not full pieces: a server that sends a byte now and then would never fill one.
+        while part := response.raw.read1(1 << 16, decode_content=True):
             parts.append(part)
             size += len(part)
             if size > _LONGEST_ANSWER:
@@ -327,4 +330,6 @@ def _passage(item: Any) -> Passage:
     contents = document["contents"]
     if not isinstance(contents, str):
         raise TypeError("contents is not text")
-    return Passage.from_contents(str(document.get("id", "")), contents, float(item.get("score") or 0.0))
+    # Half of a surrogate pair can be written in JSON, and read by nothing that comes after.
+    id_, text = (part.encode("utf-8", "replace").decode() for part in (str(document.get("id", "")), contents))
+    return Passage.from_contents(id_, text, float(item.get("score") or 0.0))
