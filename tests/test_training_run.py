@@ -639,6 +639,15 @@ def test_weights_of_another_config_are_one_sentence(world, tmp_path, changes, ex
     assert "\n" not in str(error.value)
 
 
+def test_a_model_that_the_hub_did_not_give_is_another_sentence(monkeypatch):
+    from llds.training import policy
+
+    told = OSError("We couldn't connect")
+    assert "set HF_HUB_OFFLINE=0" in policy._why_not("some/one", told)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    assert "did not come from the Hub; check its name" in policy._why_not("some/one", told)
+
+
 def test_weights_that_a_model_has_no_place_for_are_told(world, tmp_path):
     from llds.training.policy import load_policy
     from llds.training.recipe import ModelSettings

@@ -164,6 +164,11 @@ def _load_tokenizer(source: str) -> tuple[Any, tuple[str, ...]]:
 
 def _why_not(source: str, error: Exception, what: str = "model") -> str:
     folder = Path(source)
+    if not folder.is_dir() and not is_offline():
+        return (
+            f"The {what} '{source}' is not on this machine and did not come from the Hub; check its name, the "
+            "network and, for a model that is not public, your token."
+        )
     if not folder.is_dir():
         return (
             f"The {what} '{source}' is not on this machine; set HF_HUB_OFFLINE=0 to download it "
