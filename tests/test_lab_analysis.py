@@ -49,7 +49,7 @@ def test_fates():
     assert judge(stored(np.linspace(0.3, 0.15, LENGTH))).fate == "faded"
     back = np.full(LENGTH, 0.3)
     back[20:40] = 0.0
-    assert judge(stored(back)).fate == "held"
+    assert judge(stored(back)).fate == "dipped"
     assert judge(stored(np.zeros(LENGTH))).fate == "held"
 
 

@@ -4,7 +4,8 @@ Definitions, all on means over ten rollouts (``LEVEL``):
 
 - *start*: mean reward of the first ten rollouts; *final*: of the last ten; *best*: the highest in between.
 - *collapsed*: from some rollout to the end the mean stays below a quarter of the best. *Faded*: not collapsed,
-  but final below three quarters of the start. *Held*: all others.
+  but final below three quarters of the start. *Dipped*: neither, but once below two thirds of the best so far.
+  *Held*: all others.
 - *drop*: the rollout from which on the mean stays below half of the best; only in collapsed runs.
 - *gradual*: collapsed, and at the drop searches and tokens per response are still within a third of what they
   were at the start.
@@ -81,7 +82,14 @@ def judge(run: StoredRun) -> Verdict:
     start, best, final = float(reward[:LEVEL].mean()), float(level[LEVEL - 1 :].max()), float(level[-1])
     collapse = _stays_below(level, best / 4)
     drop = _stays_below(level, best / 2) if collapse is not None else None
-    fate = "collapsed" if collapse is not None else "faded" if final < 0.75 * start else "held"
+    full = level[LEVEL - 1 :]
+    has_dipped = bool((full < 2 / 3 * np.maximum.accumulate(full)).any())
+    fate = (
+        "collapsed" if collapse is not None
+        else "faded" if final < 0.75 * start
+        else "dipped" if has_dipped
+        else "held"
+    )  # fmt: skip
     kept = None
     if drop is not None:
         searches, tokens = (levels(run[name], 5) for name in ("searches", "action_tokens"))
@@ -147,6 +155,7 @@ class Summary:
     final: Estimate
     collapsed: Estimate
     faded: int
+    dipped: int
     gradual: int
     drop: float | None
     phase_two: float | None
@@ -172,6 +181,7 @@ def summarise(runs: Sequence[StoredRun]) -> Summary:
         bootstrap_mean([verdict.final for verdict in verdicts]),
         wilson(fates.count("collapsed"), len(fates)),
         fates.count("faded"),
+        fates.count("dipped"),
         sum(verdict.is_gradual for verdict in verdicts),
         middle("drop"),
         middle("phase_two"),
