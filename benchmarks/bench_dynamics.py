@@ -1,13 +1,17 @@
 """What watching costs: the accumulator and the monitor beside a training step of a small model.
 
-Run it as ``python benchmarks/bench_dynamics.py``. Both are timed in turn within one run, on a CPU by the
-processor time used, so that a busy machine hardly matters; the ratios are what to compare. The model is of
-the size of the tiny recipe's, so this is the worst case: the cost of watching does not grow with the model.
+Run it as ``python benchmarks/bench_dynamics.py``. First the parts alone, then all that watching adds to three
+rollouts of ``llds train tiny``. All is timed within one run, on a CPU by the processor time used, so that a busy
+machine hardly matters; the ratios are what to compare. The models are of the size of the tiny recipe's, so
+this is the worst case: the cost of watching does not grow with the model.
 """
 
+import io
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -93,6 +97,50 @@ def monitor_milliseconds() -> float:
     return 1e3 * (CLOCK() - start) / len(run.rows)
 
 
+class Stopwatch:
+    """Adds up the time that some functions take, whoever calls them."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def wrap(self, owner: Any, name: str) -> None:
+        """Time ``owner.name`` from now on."""
+        called = getattr(owner, name)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = CLOCK()
+            try:
+                return called(*args, **kwargs)
+            finally:
+                self.seconds[name] = self.seconds.get(name, 0.0) + CLOCK() - start
+
+        setattr(owner, name, timed)
+
+
+def train_tiny(rollouts: int) -> Stopwatch:
+    """Train by the tiny recipe; return what the parts of watching took, and ``train`` in all."""
+    from llds.engines.trl import rollout, runtime, window
+    from llds.engines.trl.monitor import RunMonitor
+    from llds.training.environment import prepare_environment
+    from llds.training.progress import PlainDisplay
+    from llds.training.recipe import load_recipe
+    from llds.training.run import train
+    from llds.training.trainer import SearchTrainer
+
+    prepare_environment()
+    watch = Stopwatch()
+    watch.wrap(runtime.LLDSRuntime, "_measure")
+    watch.wrap(window, "read_series")
+    watch.wrap(rollout, "add_first_searches")
+    watch.wrap(RunMonitor, "before_log")
+    watch.wrap(SearchTrainer, "train")
+    with tempfile.TemporaryDirectory() as folder:
+        settings = [f"run.folder={folder}", f"run.rollouts={rollouts}", "run.save_every=0"]
+        settings += ["evaluation.questions=2", "evaluation.without_retriever=false"]
+        train(load_recipe("tiny", settings), PlainDisplay(io.StringIO()))
+    return watch
+
+
 def main() -> None:
     """Measure and print."""
     threads = torch.get_num_threads()
@@ -105,6 +153,11 @@ def main() -> None:
         print(f"{length} tokens a response: training step {step:.1f} ms")
         for name, taken in times.items():
             print(f"  {name:<11} {taken:7.3f} ms   {taken / step:7.3%} of the step")
+    seconds = train_tiny(rollouts=3).seconds
+    whole = seconds.pop("train")
+    print(f"llds train tiny, 3 rollouts, 12 optimizer steps: {whole:.1f} s")
+    for name, taken in {**seconds, "together": sum(seconds.values())}.items():
+        print(f"  {name:<18} {1e3 * taken / 12:7.3f} ms a step   {taken / whole:7.3%} of training")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,17 @@
 """The command line: help, exit codes, one sentence per mistake, and what it prints."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 
 import pytest
+from safetensors import SafetensorError
 
 from llds.cli import main
+from llds.cli.mistakes import sentence_for
+from llds.search.episode import Event
 from llds.training.environment import prepare_environment
 from llds.training.recipe import Recipe
 from llds.training.settings import settings_table
@@ -71,8 +76,12 @@ def test_print_config_is_a_recipe_that_reads_back(llds, tmp_path):
     ("arguments", "expected"),
     [
         (["train", "grpo.lerning_rate=1"], "did you mean 'grpo.learning_rate'?"),
+        (["train", "grpo=1"], "'grpo' in 'grpo=1' is a section: name one of its settings"),
+        (["train", "run.folder=/dev/null", "run.name=x"], "/dev/null"),
         (["train", "tny"], "did you mean 'tiny'?"),
         (["train", "tiny", "smollm2"], "'smollm2' is not a setting: write key=value"),
+        (["eval", "tiny", "--split", "tset"], 'there is no split "tset"'),
+        (["eval", "tiny", "--split", "test", "--questions", "q.jsonl"], "give one of them"),
         (["eval", "nowhere"], "There is no model folder nowhere"),
         (["ask", "nowhere", "Q?"], "There is no model folder nowhere"),
         (["ask", "tiny", "Q?", "episode.promt=x"], "did you mean 'episode.prompt'?"),
@@ -85,6 +94,18 @@ def test_a_mistake_is_one_sentence_on_stderr_and_exit_code_2(llds, arguments, ex
     assert expected in err
     assert err.startswith("llds: ")
     assert err.count("\n") == 1
+
+
+def test_arguments_and_terminals_of_another_encoding(llds, world, monkeypatch):
+    code, out, err = llds("ask", "tiny", "Z\udcfcrich?")
+    assert (code, out) == (2, "")
+    assert "Argument 3 isn't UTF-8 text" in err
+    script = "import sys; from llds.cli import main; main()"
+    command = [sys.executable, "-c", script, "train", "run.name=Zürich→", "--print-config"]
+    done = subprocess.run(
+        command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "latin-1"}, check=True
+    )
+    assert "name: Zürich\\u2192" in done.stdout.decode("latin-1")
 
 
 def test_help_is_quick_because_it_imports_no_framework():
@@ -116,12 +137,16 @@ def test_train_eval_ask_work_together(llds, world, tmp_path):
     assert "step 2/2" in err
 
     folder = result["folder"]
-    code, out, err = llds(
-        "eval", folder, "--questions", world / "test.jsonl", "--json", "--rows", tmp_path / "rows.jsonl"
-    )
+    # What the run held out is asked again, unless something else is said.
+    code, out, err = llds("eval", folder, "--json", "--rows", tmp_path / "rows.jsonl")
     assert code == 0, err
     again = json.loads(out)
     assert again["groups"] == result["evaluations"]["after"]["groups"]
+    assert f"Answering 8 questions of {world / 'test.jsonl'}." in err
+    _, _, err = llds("eval", folder, "--questions", world / "train.jsonl", "--no-retriever")
+    assert f"Answering 12 questions of {world / 'train.jsonl'}." in err
+    _, _, err = llds("eval", folder, "--split", "validation", "evaluation.questions=2", "--no-retriever")
+    assert "Answering 2 questions of the embedded validation split." in err
     assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 8
     code, out, _ = llds("eval", folder, "--questions", world / "test.jsonl", "--no-retriever")
     assert code == 0
@@ -147,3 +172,47 @@ def test_a_model_folder_without_a_recipe_gets_the_default_one(llds, world):
     )
     assert code == 0, err
     assert "<information></information>" in out
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch's, which is recognised by its name."""
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device", "runs/x"),
+            "runs/x: No space left on device; make room",
+        ),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "runs"),
+            "runs: Permission denied; check its perm",
+        ),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device; make room"),
+        (OutOfMemoryError("Tried to allocate\nmuch"), "memory is full; lower grpo.micro_batch"),
+        (
+            SafetensorError("Error while serializing: I/O error: x (os error 28)"),
+            "No space left on device; make room",
+        ),
+        (SafetensorError("invalid header"), "can't be read or written: invalid header."),
+        (OSError("made by hand"), None),
+        (ValueError("a fault of the program"), None),
+    ],
+)
+def test_faults_of_the_machine_are_told_apart_from_those_of_the_program(error, expected):
+    said = sentence_for(error)
+    if expected is None:
+        assert said is None
+    else:
+        assert expected in said
+        assert "\n" not in said
+
+
+def test_what_a_tool_found_cannot_steer_the_terminal(capsys):
+    from llds.cli.commands import _Screen
+
+    screen = _Screen()
+    screen(Event("observation", 0, "a\x1b]0;title\x07\x9b2Jbc\n"))
+    screen.finish("answer")
+    assert capsys.readouterr().out == "a\ufffd]0;title\ufffd\ufffd2Jbc\n\n"

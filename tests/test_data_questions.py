@@ -46,6 +46,10 @@ def test_flashrag_rows_are_read_plain_and_gzipped(tmp_path):
         ({**GOOD, "id": "2", "metadata": []}, None),
         ({**GOOD, "id": "2", "metadata": [1]}, '"metadata" must be an object'),
         ({**GOOD, "id": "2", "metadata": {"chain": [["a", "b"]]}}, "[subject, relation, object]"),
+        *[
+            ({**GOOD, "id": "2", "metadata": {"hops": hops}}, '"hops" must be a whole number from 1 on')
+            for hops in ("two", 0, -1, 1.5, [2], True, float("inf"))
+        ],
         (GOOD, 'the id "1" occurs twice'),
         ("[" * 100_000, "nested too deeply"),
     ],

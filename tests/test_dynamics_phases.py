@@ -313,3 +313,34 @@ def test_synthetic_runs_are_the_same_every_time():
     for make in (synthetic.spiral, *synthetic.HEALTHY.values(), *synthetic.HARD.values()):
         assert make(4) == make(4)
         assert make(4).rows != make(5).rows
+
+
+def starving(rewards, signal=0.0):
+    """Rows of a run whose groups give no signal after the first two steps."""
+    counts = [4.0, 4.0, *[signal] * (len(rewards) - 2)]
+    return [
+        {"exact_match": reward, "responses_correct": count, "responses_wrong": count}
+        for reward, count in zip(rewards, counts, strict=True)
+    ]
+
+
+def test_a_run_that_dies_at_once_is_told_to_be_dead_once():
+    events = watch(starving([0.25, 0.2, *[0.0] * 60]))
+    (alarm,) = alarms(events)
+    assert (alarm.step, alarm.onset, alarm.severity) == (21, 2, "critical")
+    assert alarm.families == ("entropy-gradient", "reward")
+    assert "the run is dead" in alarm.text
+    assert "0.25 to 0" in alarm.text
+
+
+@pytest.mark.parametrize(
+    ("rewards", "signal"),
+    [
+        ([0.25, 0.5, *[1.0] * 60], 0.0),  # every question is solved
+        ([0.0] * 62, 0.0),  # it never had a reward: nothing fell
+        ([0.25, 0.2, *[0.0] * 60], 1.0),  # there is a signal still
+        ([0.25, 0.2, *[0.0] * 15], 0.0),  # not for long enough
+    ],
+)
+def test_a_run_without_signal_is_not_dead_while_its_reward_holds(rewards, signal):
+    assert not alarms(watch(starving(rewards, signal)))

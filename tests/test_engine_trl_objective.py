@@ -207,8 +207,8 @@ def test_gradient_accumulation_does_not_change_the_weights(tmp_path, normalizer)
     assert whole.llds.verdicts["active"] >= 1
     assert largest_difference(whole, trained(tmp_path, **ACTIVE | {"llds_coef": 0.0})) > 1e-4
     assert_same_weights(whole, split, atol=1e-6)
-    for name, value in whole.llds.last_step.metrics.items():
-        assert split.llds.last_step.metrics[name] == pytest.approx(value, abs=1e-5), name
+    metrics = whole.llds.last_step.metrics | {"llds/micro_batches": 4.0}
+    assert split.llds.last_step.metrics == pytest.approx(metrics, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -312,8 +312,8 @@ def test_reference_baseline_measures_from_the_reference(tmp_path):
     for _, old, _, _, inputs in seen:
         assert torch.equal(old, inputs["ref_per_token_logps"])
         assert "old_per_token_logps" not in inputs
-    assert [record.verdict for record in records][1:] == ["active", "active"]
-    assert all(record.metrics["llds/structural_zero"] == 0 for record in records)
+    # The policy begins as the reference, so the first zero had to be.
+    assert [record.verdict for record in records] == ["structural zero", "active", "active"]
 
 
 def test_anchor_trails_the_policy(tmp_path):

@@ -65,15 +65,19 @@ def test_two_processes_train_as_one(two_processes, tmp_path):
     logged = json.loads((two_processes / "records.json").read_text())
     assert len(logged) == len(records) == 8
     for record, (metrics, sums) in zip(records, logged, strict=True):
-        assert metrics == pytest.approx(record.metrics, abs=1e-5)
+        # Before rounding in the weights adds up, the series agree more closely.
+        tolerance = 1e-6 if record.step < 2 else 1e-5
+        assert metrics == pytest.approx(record.metrics | {"llds/micro_batches": 2.0}, abs=tolerance)
         for name in ("tokens", "preserved_tokens", "actions_preserved", "penalised_tokens", "responses"):
             assert sums[name] == record.sums[name]
     assert any(metrics["llds/loss"] > 0 for metrics, _ in logged)
+    assert {"llds/first_search_shared", "llds/nll_round_1", "llds/policy_entropy"} <= logged[1][0].keys()
 
 
 def test_what_only_one_process_gets_wrong_stops_both(two_processes):
     first, second = (json.loads((two_processes / f"told-{rank}.json").read_text()) for rank in (0, 1))
     assert first == second
+    assert first["preflight"] == []
     assert first["unseen"].startswith("RuntimeError: LLDS was not applied")
     assert "in 1 of 2 micro-batches" in first["unseen"]
     assert first["garbled"].startswith("LLDSError: rollout_func must return 'answer_mask'")

@@ -75,6 +75,14 @@ def test_zeros_by_construction_are_told_apart(tmp_path, accumulation, per_genera
         assert moved == 0 if record.verdict == "structural zero" else moved > 0
 
 
+def test_the_advice_counts_iterations(tmp_path):
+    trainer = make(tmp_path, num_iterations=4, gradient_accumulation_steps=4, steps_per_generation=1)
+    advised = int(re.search(r"set steps_per_generation=(\d+)", trainer.llds_status.text).group(1))
+    assert advised == 2
+    cured = make(tmp_path, num_iterations=4, gradient_accumulation_steps=4, steps_per_generation=advised)
+    assert cured.llds_status.kind == "partial"
+
+
 def test_structural_zero_is_told_at_the_start_and_its_advice_helps(tmp_path, caplog):
     trainer = make(tmp_path, num_iterations=1, max_steps=2, gradient_accumulation_steps=2)
     with caplog.at_level(logging.WARNING, "llds.engines.trl"):
@@ -82,7 +90,7 @@ def test_structural_zero_is_told_at_the_start_and_its_advice_helps(tmp_path, cap
     assert caplog.messages[0] == trainer.llds_status.text
     assert "STRUCTURAL ZERO" in caplog.messages[0]
     assert caplog.messages[-1] == "LLDS in 2 optimizer steps: 2 structural zero."
-    advised = int(re.search(r"Set steps_per_generation=(\d+)", trainer.llds_status.text).group(1))
+    advised = int(re.search(r"set steps_per_generation=(\d+)", trainer.llds_status.text).group(1))
     batch = int(re.search(r"generation_batch_size=(\d+)", trainer.llds_status.text).group(1))
     for advice in (
         {"steps_per_generation": advised},
@@ -103,7 +111,22 @@ def test_a_zero_that_was_found_is_a_measured_zero(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "llds.engines.trl"):
         trainer.train()
     assert trainer.llds.verdicts == {"structural zero": 2, "measured zero": 2}
-    assert caplog.messages == ["LLDS in 4 optimizer steps: 2 measured zero, 2 structural zero."]
+    assert caplog.messages == [
+        trainer.llds_status.text,
+        "LLDS in 4 optimizer steps: 2 measured zero, 2 structural zero.",
+    ]
+
+
+def test_a_live_status_is_seen_once_without_any_logging_set_up(tmp_path, caplog):
+    trainer = make(tmp_path, max_steps=2)
+    with caplog.at_level(logging.WARNING, "llds.engines.trl"):
+        trainer.train()
+        trainer.train()
+    assert [text for text in caplog.messages if "LLDS is live" in text] == [trainer.llds_status.text]
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "llds.engines.trl"):
+        make(tmp_path, max_steps=1, llds_coef=0.0).train()
+    assert caplog.messages == []
 
 
 def test_correction_for_vllm_does_not_make_it_live():

@@ -82,8 +82,8 @@ def test_a_failing_server_is_tried_again_after_growing_pauses(server):
     pauses = []
     assert client(server, pauses, backoff=1.0).search(["a"], 1) == [[FOUND]]
     assert len(server.requests) == 3
-    assert 0.5 <= pauses[0] <= 1.5
-    assert 1.0 <= pauses[1] <= 3.0
+    assert 0 <= pauses[0] <= 1
+    assert 0 <= pauses[1] <= 2
 
 
 def test_a_server_that_keeps_failing(server):

@@ -59,7 +59,7 @@ def test_scores_and_order_are_those_of_bm25s(monkeypatch, rare):
     import bm25s
     from Stemmer import Stemmer
 
-    monkeypatch.setattr("llds.search.bm25._RARE", rare)
+    monkeypatch.setattr("llds.search.postings._RARE", rare)
     draw = random.Random(0)
     words = [f"word{i:02d}" for i in range(40)]
     texts = [" ".join(draw.choices(words, k=draw.randint(3, 30))) for _ in range(300)]

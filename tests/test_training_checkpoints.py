@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from llds.errors import LLDSError
+from llds.files import atomic_folder
 from llds.training.checkpoints import (
-    atomic_folder,
     checkpoint_path,
     checkpoint_step,
     list_checkpoints,

@@ -114,6 +114,7 @@ def test_a_wrong_override_is_one_sentence(override, expected):
             "line 3 is not valid YAML: the key 'questions' is given twice",
         ),
         ("grpo: [\n", "is not valid YAML"),
+        ("[" * 100_000, "is nested too deeply"),
         ("grpo:\n  questions: [1]\n", "must be a whole number, not a list"),
         ("grpo:\n  questions:\n", "must be a whole number, not empty"),
     ],

@@ -93,3 +93,19 @@ def test_json_is_strict(tmp_path):
     path.write_text("{")
     with pytest.raises(LLDSError, match="is not JSON"):
         read_json(path)
+
+
+def test_a_penalty_that_is_not_finite_is_no_measured_zero():
+    from llds.engines.trl.window import make_record
+    from llds.training.records import what_llds_did
+
+    assert what_llds_did({"llds/coef": 0.2, "llds/loss": "nan", "llds/penalised_share": 0.0}) == "active"
+    assert what_llds_did({"llds/coef": 0.2, "llds/loss": 0.0, "llds/penalised_share": 0.0}) == "measured zero"
+    assert (
+        what_llds_did({"llds/coef": 0.2, "llds/loss": 0.0, "llds/structural_zero": 1.0}) == "structural zero"
+    )
+    assert what_llds_did({"llds/coef": 0.0, "llds/loss": 0.0}) == "off"
+    names = ("structural_batches", "batches", "assumed_batches", "nonfinite_tokens", "penalised_tokens")
+    names += ("actions_open", "actions_preserved", "preserved_tokens", "tokens")
+    sums = dict.fromkeys(names, 0.0) | {"batches": 1.0, "loss": float("nan"), "penalty_sum": float("nan")}
+    assert make_record(3, 0.2, sums, {}, 1).verdict == "active"

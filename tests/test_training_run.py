@@ -38,11 +38,11 @@ def recipe_for(world, runs, *overrides):
     return load_recipe("tiny", [*small_settings(world, world / "model", runs), *overrides])
 
 
-def run_in_process(recipe):
+def run_in_process(recipe, force=False):
     from llds.training.run import train
 
     said = io.StringIO()
-    return train(recipe, PlainDisplay(said)), said.getvalue()
+    return train(recipe, PlainDisplay(said), force), said.getvalue()
 
 
 def comparable(path):
@@ -107,11 +107,21 @@ def test_a_run_learns_and_leaves_its_records(straight):
     assert "LLDS loss structural zero" in said
     assert "LLDS is live in 1 of 2 optimizer steps" in said
     events = read_lines(run.events)
-    assert [event["event"] for event in events] == ["start", "llds", "evaluation", "evaluation", "finish"]
+    assert [event["event"] for event in events] == [
+        "start",
+        "llds",
+        "preflight",
+        "evaluation",
+        "evaluation",
+        "finish",
+    ]
+    assert events[2]["clean"]
+    assert len(events[2]["checked"]) == 14
 
 
 def test_every_metric_is_documented(straight):
-    text = (Path(__file__).parents[1] / "docs" / "training.md").read_text()
+    docs = Path(__file__).parents[1] / "docs"
+    text = (docs / "training.md").read_text() + (docs / "dynamics.md").read_text()
     keys = {key for row in read_lines(straight[0].folder / "metrics.jsonl") for key in row}
     assert sorted(key for key in keys if f"`{key}`" not in text) == []
 
@@ -268,18 +278,28 @@ def test_a_broken_checkpoint_is_one_sentence(world, tmp_path):
         run_in_process(recipe)
 
 
+NOTE_WHO_WARM_STARTS = """
+import os
+from pathlib import Path
+
+import llds.training.warm as warm
+from llds.cli import main
+
+train = warm.warm_start
+
+def noted(*arguments, **options):
+    Path(__file__).with_name("warm-" + os.environ["RANK"]).touch()
+    train(*arguments, **options)
+
+warm.warm_start = noted
+main()
+"""
+
+
 def test_two_processes_train_one_run(world, tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc_per_node",
-        "2",
-        "-m",
-        "llds.cli",
-        "train",
-    ]
-    command += [*small_settings(world, world / "model", tmp_path), "run.rollouts=2"]
+    script = write(tmp_path / "train.py", NOTE_WHO_WARM_STARTS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", script, "train"]
+    command += [*small_settings(world, world / "model", tmp_path), "run.rollouts=2", "warm_start.steps=2"]
     env = os.environ | {"OMP_NUM_THREADS": "1", "LLDS_CACHE": str(tmp_path / "cache")}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -288,6 +308,9 @@ def test_two_processes_train_one_run(world, tmp_path):
     assert rows[0]["llds/structural_zero"] == 1
     assert done.stdout.count("gain in points") == 1
     assert json.loads((tmp_path / "try" / "result.json").read_text())["finished"]
+    assert [path.name for path in tmp_path.glob("warm-*")] == ["warm-0"]
+    (folder,) = (tmp_path / "cache" / "warm").iterdir()
+    assert (folder / "model.safetensors").is_file()
 
 
 def test_a_finished_run_is_shown_not_repeated(world, straight, tmp_path):
@@ -321,10 +344,13 @@ def test_a_structural_zero_is_said_before_the_first_step(world, tmp_path):
     recipe = recipe_for(
         world, tmp_path, "grpo.steps_per_rollout=1", "run.rollouts=1", "evaluation.questions=2"
     )
-    result, said = run_in_process(recipe)
+    with pytest.raises(LLDSError, match=r"found L1: .*STRUCTURAL ZERO.*Pass --force to train anyway"):
+        run_in_process(recipe)
+    assert not (tmp_path / "try" / "metrics.jsonl").exists()
+    result, said = run_in_process(recipe, force=True)
     assert "STRUCTURAL ZERO" in said
     assert said.index("STRUCTURAL ZERO") < said.index("step 1/1")
-    assert result.llds_steps == {"active": 0, "measured zero": 0, "structural zero": 1}
+    assert result.llds_steps == {"active": 0, "measured zero": 0, "structural zero": 1, "off": 0}
     event = next(event for event in read_lines(result.folder / "events.jsonl") if event["event"] == "llds")
     assert event["status"] == "structural_zero"
 
@@ -400,6 +426,7 @@ def server():
 def test_an_outage_stops_the_run_at_a_point_to_go_on_from(world, tmp_path, server):
     handler, url = server
     settings = (f"retrieval.url={url}", "retrieval.tries=1", "run.rollouts=3", "evaluation.questions=2")
+    settings += ("retrieval.cache=0",)
     settings += ("evaluation.without_retriever=false", "run.save_every=0")
     recipe = recipe_for(world, tmp_path, *settings)
     run = RunFolder(tmp_path / "try")
@@ -424,6 +451,7 @@ def test_an_outage_stops_the_run_at_a_point_to_go_on_from(world, tmp_path, serve
 def test_episodes_whose_tool_failed_are_left_out_and_counted(world, tmp_path, server):
     handler, url = server
     settings = (f"retrieval.url={url}", "retrieval.tries=1", "run.rollouts=3", "evaluation.questions=2")
+    settings += ("retrieval.cache=0",)
     settings += ("evaluation.without_retriever=false", "sampling.batch=4")
     run = RunFolder(tmp_path / "try")
 
@@ -437,6 +465,13 @@ def test_episodes_whose_tool_failed_are_left_out_and_counted(world, tmp_path, se
     assert result.finished
     (event,) = [event for event in read_lines(run.events) if event["event"] == "tool_failed"]
     assert 1 <= event["episodes"] <= 4
+    told = [event for event in read_lines(run.events) if event["event"].startswith("retriever_")]
+    assert [event["event"] for event in told] == [
+        "retriever_failing",
+        "retriever_unavailable",
+        "retriever_recovered",
+    ]
+    assert told[1]["url"] == url
     assert f"The search tool failed in {event['episodes']} episodes" in said
     row = read_lines(run.metrics)[event["step"] - 1]
     assert row["tool/failed_episodes"] == event["episodes"]
@@ -446,9 +481,47 @@ def test_episodes_whose_tool_failed_are_left_out_and_counted(world, tmp_path, se
 def test_a_retriever_that_is_down_is_one_sentence(world, tmp_path, server):
     handler, url = server
     handler.broken = True
-    recipe = recipe_for(world, tmp_path, f"retrieval.url={url}", "retrieval.tries=1")
+    quick = ("run.rollouts=1", "evaluation.without_retriever=false")
+    recipe = recipe_for(world, tmp_path, f"retrieval.url={url}", "retrieval.tries=1", *quick)
     with pytest.raises(LLDSError, match="check that it runs"):
         run_in_process(recipe)
+    # Nothing was done yet, so the mistake may be mended in the same folder.
+    result, said = run_in_process(recipe_for(world, tmp_path, *quick))
+    assert result.finished
+    assert "Going on" not in said
+    events = [event["event"] for event in read_lines(result.folder / "events.jsonl")]
+    assert "retriever_failing" in events
+    assert [name for name in events if not name.startswith("retriever_")][:2] == ["start", "start"]
+
+
+@pytest.mark.parametrize("rate", ["1e30", "1e300"])
+def test_lost_weights_stop_the_run_before_they_are_kept(world, tmp_path, rate):
+    recipe = recipe_for(world, tmp_path, f"grpo.learning_rate={rate}", "evaluation.without_retriever=false")
+    with pytest.raises(LLDSError, match=r"NaN or infinite in optimizer step \d.*Lower grpo.learning_rate"):
+        run_in_process(recipe)
+    run = RunFolder(tmp_path / "try")
+    assert read_lines(run.events)[-1]["event"] == "failed"
+    assert not run.checkpoints.exists()
+    assert not run.model.exists()
+
+
+def test_a_model_of_nan_is_one_sentence(world, tmp_path):
+    def change(model, tokenizer):
+        model.model.norm.weight.data[3] = float("nan")
+
+    folder = broken_model(world, tmp_path / "model", change)
+    with pytest.raises(LLDSError, match=r"NaN or infinities \(in model.norm.weight\)"):
+        run_in_process(recipe_for(world, tmp_path, f"model.path={folder}"))
+
+
+def test_without_a_penalty_llds_is_off_and_not_zero(world, tmp_path):
+    from llds.training.run import format_result
+
+    settings = ("llds.coef=0", "run.rollouts=1", "evaluation.without_retriever=false")
+    result, said = run_in_process(recipe_for(world, tmp_path, *settings))
+    assert result.llds_steps == {"active": 0, "measured zero": 0, "structural zero": 0, "off": 2}
+    assert "LLDS penalty off in 2." in format_result(result)
+    assert said.count("LLDS loss off") == 2
 
 
 def broken_model(world, folder, change):
@@ -515,6 +588,9 @@ def write(path, text):
         ("episode.max_prompt", lambda tmp: 5, "more than episode.max_prompt = 5"),
         ("episode.max_response", lambda tmp: 2000, "exceed the model's 512 positions"),
         ("grpo.questions", lambda tmp: 64, "12 training questions, fewer than one rollout"),
+        ("run.seed", lambda tmp: 2**32, "at most"),
+        ("run.threads", lambda tmp: 10**6, "at most 1024"),
+        ("data.test", lambda tmp: "", "'data.test=' is empty"),
         ("run.report_to", lambda tmp: "wanbd", "did you mean 'wandb'"),
         ("run.report_to", lambda tmp: "comet_ml", "comet_ml, which is not installed"),
         ("warm_start.steps", lambda tmp: 1, "none; set warm_start.steps=0"),

@@ -91,6 +91,13 @@ def test_a_disguise_renames_everywhere_and_keeps_the_answer_readable():
         assert answer in trace[-2].text
 
 
+def test_no_two_entities_get_one_name():
+    for seed in range(300):
+        prompt, trace = disguise("Tokyo|Japan|yen", (), TWO, ["Tokyo", "Lima"], random.Random(seed))
+        assert trace == ()
+        assert len({*prompt.split("|"), "Tokyo", "Japan", "yen"}) == 6
+
+
 def test_a_country_code_stays_a_country_code():
     question = Question(
         "3", "Q?", (".fr",), {"hops": 1, "chain": [["France", "internet country code", ".fr"]]}

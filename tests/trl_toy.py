@@ -82,6 +82,7 @@ class Canned:
             "env_mask": [*policy, 1],
             "answer_mask": [*answer, 0],
             "valid_searches": searches,
+            "first_search": f"page {searches % 2}" if searches else None,
             "score": 100.0 if place in self.failed else score,
             "tool_failed": place in self.failed,
         }

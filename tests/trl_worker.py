@@ -14,6 +14,7 @@ from trl import GRPOTrainer
 
 import trl_toy as toy
 from llds.engines.trl import LLDSGRPOConfig, LLDSGRPOTrainer, LLDSMixin
+from llds.engines.trl.preflight import preflight
 
 GENERATIONS = 8
 
@@ -80,7 +81,11 @@ def main():
     if rank == 0:
         save_file(toy.weights(trainer), folder / "weights.safetensors")
         (folder / "records.json").write_text(json.dumps([[r.metrics, r.sums] for r in records]))
+    options = {"num_generations": GENERATIONS, "per_device_train_batch_size": 4}
+    config = LLDSGRPOConfig(**toy.settings(folder, **options))
+    report = preflight(toy.trainer(LLDSGRPOTrainer, config, rollout=toy.Canned(generations=GENERATIONS)))
     sentences = {
+        "preflight": [finding.text for finding in report.findings],
         "unseen": told(folder, Unseen, toy.Canned(generations=GENERATIONS)),
         "garbled": told(folder, LLDSGRPOTrainer, GarbledOnRankOne(generations=GENERATIONS)),
     }

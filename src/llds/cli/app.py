@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from llds._version import __version__
-from llds.cli.lab import register as register_lab
+from llds.cli import diagnose, lab, preflight, retrieval
 
 app = typer.Typer(
     name="llds",
@@ -47,9 +48,6 @@ def root(
         raise typer.Exit
 
 
-register_lab(app)
-
-
 @app.command(cls=TrainCommand)
 def train(
     arguments: Annotated[
@@ -61,6 +59,10 @@ def train(
     ] = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the resolved recipe and stop.")
+    ] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Train although the preflight found that LLDS can't work as meant."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -84,7 +86,7 @@ def train(
     from llds.training.run import format_result
     from llds.training.run import train as train_recipe
 
-    result = train_recipe(recipe, make_display(sys.stderr))
+    result = train_recipe(recipe, make_display(sys.stderr), force)
     if is_first_process():
         typer.echo(_dumps(result.to_json()) if as_json else format_result(result))
     raise typer.Exit(result.exit_code)
@@ -95,8 +97,11 @@ def evaluate_model(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
     overrides: Overrides = None,
     split: Annotated[
-        str, typer.Option(help="Embedded questions to answer: test, validation or train.")
-    ] = "test",
+        str | None,
+        typer.Option(
+            help="Embedded questions to answer: test, validation or train. By default what the run held out."
+        ),
+    ] = None,
     questions: Annotated[
         str | None, typer.Option(metavar="FILE", help="Questions of your own, JSONL.")
     ] = None,
@@ -111,13 +116,14 @@ def evaluate_model(
 
     prepare_environment()
     from llds.cli.commands import run_evaluation
+    from llds.evaluation.evaluate import save_evaluation
     from llds.evaluation.report import format_evaluation
     from llds.training.progress import make_display
 
-    result = run_evaluation(
-        model, overrides or [], split, questions, no_retriever, rows, make_display(sys.stderr)
-    )
+    result = run_evaluation(model, overrides or [], split, questions, no_retriever, make_display(sys.stderr))
     typer.echo(_dumps(result.to_json()) if as_json else format_evaluation(result))
+    if rows:
+        save_evaluation(Path(rows), result)
 
 
 @app.command()
@@ -140,6 +146,12 @@ def ask(
         typer.echo(_dumps(answer))
 
 
+diagnose.register(app)
+lab.register(app)
+preflight.register(app)
+retrieval.register(app)
+
+
 def settings_help() -> str:
     """Return every setting of a recipe as two lines: key, default, values and unit; then the meaning."""
     from llds.training.recipe import Recipe
@@ -153,4 +165,5 @@ def settings_help() -> str:
 
 
 def _dumps(content: Any) -> str:
-    return json.dumps(content, ensure_ascii=False, indent=2)
+    readable = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    return json.dumps(content, ensure_ascii=not readable, indent=2)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.text import Text
 
 from llds.cli.painting import Painter
 from llds.data.embedded import load_questions
-from llds.data.questions import read_questions
-from llds.evaluation.evaluate import EvalResult, evaluate, save_evaluation
+from llds.data.questions import Question, read_questions
+from llds.errors import LLDSError
+from llds.evaluation.evaluate import EvalResult, evaluate
 from llds.search.episode import EpisodeRunner, Event
 from llds.search.retrieval import NoRetriever, Retriever
 from llds.search.sampling import GREEDY
 from llds.training.environment import silence_libraries
 from llds.training.inputs import (
+    EMBEDDED,
     check_prompts,
     make_limits,
     make_protocol,
@@ -28,23 +30,25 @@ from llds.training.inputs import (
 from llds.training.policy import load_policy, saved_recipe
 from llds.training.progress import Display
 from llds.training.recipe import Recipe
+from llds.training.scoring import arithmetic
 
 
 def run_evaluation(
     model: str,
     overrides: Sequence[str],
-    split: str,
+    split: str | None,
     questions_file: str | None,
     no_retriever: bool,
-    rows_file: str | None,
     display: Display,
 ) -> EvalResult:
     """Score a model; see ``llds eval --help``. Raises ``LLDSError`` for what the user can mend."""
     silence_libraries()
     recipe = saved_recipe(model, overrides)
-    questions = read_questions(questions_file) if questions_file else load_questions(split)
-    questions = sample_questions(questions, recipe.evaluation)
+    if recipe.run.threads:
+        torch.set_num_threads(recipe.run.threads)
+    questions, source = _questions(recipe, split, questions_file)
     with display:
+        display.note(f"Answering {len(questions)} questions of {source}.")
         retriever = _retriever(recipe, no_retriever)
         policy = load_policy(recipe.model)
         protocol = make_protocol(recipe)
@@ -52,11 +56,26 @@ def run_evaluation(
         runner = EpisodeRunner(
             policy.model, policy.tokenizer, retriever, protocol, make_limits(recipe), GREEDY
         )
-        with display.phase("answering", len(questions)) as count:
+        with (
+            display.phase("answering", len(questions)) as count,
+            arithmetic(policy.model, recipe.model),
+        ):
             result = evaluate(runner, questions, batch_size=recipe.evaluation.batch, on_progress=count)
-    if rows_file:
-        save_evaluation(Path(rows_file), result)
     return result
+
+
+def _questions(recipe: Recipe, split: str | None, file: str | None) -> tuple[list[Question], str]:
+    """Return the questions to answer, and in words where they are from.
+
+    What the options say goes first, then what the run held out.
+    """
+    if split is not None and file is not None:
+        raise LLDSError("--split takes embedded questions and --questions those of a file; give one of them.")
+    source = file or (EMBEDDED if split else recipe.data.test)
+    split = split or recipe.evaluation.split
+    if source == EMBEDDED:
+        return sample_questions(load_questions(split), recipe.evaluation), f"the embedded {split} split"
+    return sample_questions(read_questions(source), recipe.evaluation), source
 
 
 def run_question(
@@ -76,7 +95,8 @@ def run_question(
         policy.model, policy.tokenizer, retriever, make_protocol(recipe), make_limits(recipe), sampling
     )
     screen = None if quiet else _Screen()
-    (episode,) = runner.run([question], on_event=screen)
+    with arithmetic(policy.model, recipe.model):
+        (episode,) = runner.run([question], on_event=screen)
     if screen is not None:
         screen.finish(episode.stop)
     return {
@@ -108,9 +128,11 @@ class _Screen:
 
     def _write(self, pieces: list[tuple[str, str]]) -> None:
         for text, style in pieces:
-            self._console.print(Text(text, style=style), end="", soft_wrap=True)
+            # What a tool found is not to be trusted with the terminal.
+            self._console.print(Text(text.translate(_HARMLESS), style=style), end="", soft_wrap=True)
 
 
+_HARMLESS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 _WHY = {
     "length": "the response reached its longest length",
     "turns": "all turns were used up",

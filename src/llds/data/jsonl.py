@@ -1,4 +1,4 @@
-"""Rows of a JSON-lines file, plain or gzipped, with errors that name the file, the line and the remedy."""
+"""Rows of a JSON-lines file, plain, gzip or zstd, with errors that name the file, the line and the remedy."""
 
 from __future__ import annotations
 
@@ -6,23 +6,26 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from llds.data import zstd
 from llds.errors import LLDSError
 
 Row = dict[str, Any]
 
 _GZIP_MAGIC = b"\x1f\x8b"
+_LONGEST_LINE = 64 << 20  # bytes; a file that unpacks to one endless line must not fill the memory
 
 
 def read_rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Row]]:
     """Yield ``(where, row)`` for each line that isn't blank; ``where`` is ``file:line``, counted from 1.
 
-    Gzip is recognised by its first bytes, not by the name. The file is streamed: a corpus of many gigabytes
-    is read in constant memory. Raises :class:`llds.errors.LLDSError` when the file is missing, holds no rows,
-    is cut short, isn't UTF-8, or has a line that isn't one JSON object.
+    Gzip and zstd are recognised by their first bytes, not by the name. The file is streamed: a corpus of many
+    gigabytes is read in constant memory. Raises :class:`llds.errors.LLDSError` when the file is missing,
+    holds no rows, is cut short, isn't UTF-8, or has a line that isn't one JSON object or is over 64 MiB.
     """
     source = Path(path)
     found = False
@@ -33,6 +36,16 @@ def read_rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Row]]:
             yield where, _parse(line, where)
     if not found:
         raise LLDSError(f"{source} holds no rows: give a file with one JSON object on each line.")
+
+
+def count_lines(path: str | os.PathLike[str]) -> int:
+    """Return the number of lines of ``path``, unpacked; raises as :func:`read_rows` where it can't be read."""
+    source = Path(path)
+    count = 0
+    with _told(source, lambda: count), _open(source) as file:
+        while block := file.read(1 << 20):
+            count += block.count(b"\n")
+    return count
 
 
 def text_field(row: Row, key: str, where: str) -> str:
@@ -62,15 +75,31 @@ def checked_text(value: object, name: str, where: str) -> str:
 
 def _lines(source: Path) -> Iterator[tuple[int, str]]:
     number = 0
+    with _told(source, lambda: number), _open(source) as file:
+        for number, raw in enumerate(iter(lambda: file.readline(_LONGEST_LINE + 1), b""), start=1):
+            if len(raw) > _LONGEST_LINE:
+                raise LLDSError(
+                    f"{source}:{number}: the line is longer than {_LONGEST_LINE >> 20} MiB: write one "
+                    "JSON object on each line."
+                )
+            try:
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError:
+                raise LLDSError(
+                    f"{source}:{number}: the line isn't UTF-8 text: convert the file to UTF-8."
+                ) from None
+            yield number, line
+
+
+@contextmanager
+def _told(source: Path, line: Callable[[], int]) -> Iterator[None]:
+    """Turn what may go wrong when reading ``source`` into sentences; ``line`` says how far it was read."""
     try:
-        with _open(source) as file:
-            for number, raw in enumerate(file, start=1):
-                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
-    except UnicodeDecodeError:
-        raise LLDSError(f"{source}:{number}: the line isn't UTF-8 text: convert the file to UTF-8.") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile):
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile, zstd.Damaged):
         raise LLDSError(
-            f"{source}: the gzip stream breaks off or is damaged after line {number}: fetch the file again."
+            f"{source}: the compressed stream breaks off or is damaged after line {line()}: "
+            "fetch the file again."
         ) from None
     except OSError as error:
         reason = error.strerror or str(error)
@@ -79,8 +108,10 @@ def _lines(source: Path) -> Iterator[tuple[int, str]]:
 
 def _open(source: Path) -> IO[bytes]:
     with source.open("rb") as file:
-        zipped = file.read(2) == _GZIP_MAGIC
-    return gzip.open(source, "rb") if zipped else source.open("rb")  # type: ignore[return-value]
+        first = file.read(4)
+    if first[:2] == _GZIP_MAGIC:
+        return gzip.open(source, "rb")  # type: ignore[return-value]
+    return zstd.open_zstd(source) if first == zstd.MAGIC else source.open("rb")
 
 
 def _parse(line: str, where: str) -> Row:

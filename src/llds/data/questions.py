@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from llds.data.jsonl import Row, checked_text, read_rows, text_field
 from llds.errors import LLDSError
@@ -72,6 +72,7 @@ def _question(row: Row, where: str) -> Question:
     metadata = row.get("metadata") or {}
     if not isinstance(metadata, dict):
         raise LLDSError(f'{where}: "metadata" must be an object: write it as {{...}} or leave it out.')
+    _check_hops(metadata.get("hops"), where)
     _check_chain(metadata.get("chain", []), where)
     return Question(
         id=text_field(row, "id", where),
@@ -90,6 +91,12 @@ def _answers(row: Row, where: str) -> tuple[str, ...]:
             f'{where}: "golden_answers" must be a list with at least one string: write it as ["..."].'
         )
     return tuple(checked_text(answer, 'each of "golden_answers"', where) for answer in answers)
+
+
+def _check_hops(hops: object, where: str) -> None:
+    whole = isinstance(hops, int) and not isinstance(hops, bool)
+    if hops is not None and not (whole and cast(int, hops) > 0):
+        raise LLDSError(f'{where}: "hops" must be a whole number from 1 on: mend it or leave it out.')
 
 
 def _check_chain(chain: object, where: str) -> None:

@@ -18,6 +18,9 @@ After Def. 4.1 and A.3 of arXiv 2512.04220. The rules, in full:
 - *Onset*: the step from which on an update takes more and the level goes down, by the best fit to both
   (:func:`~llds.dynamics.detectors.find_onset`). It is looked for when the decline is noticed, and again at
   each alarm.
+- *Dead*: for 20 steps no response was better or worse than its group, so nothing is learnt, and the reward
+  is below half of what it was at its best. That is an alarm as well, critical, of the reward and the
+  gradient family; a collapse within the first steps is seen by this alone, for the others need a past.
 - *Strictly on-policy* training has no displacement to measure. There the level has to fall further, and the
   reward or the behaviour family has to be on too; entropy doesn't count as a second family, for it is the
   mean of −log-prob, the same thing again.
@@ -46,7 +49,7 @@ PHASES = {-1: "warm-up", 0: "rising", 1: "I (stagnation)", 2: "II (steady decay)
 #: A number beyond this is no measurement.
 LARGEST = 1e15
 #: Version of :meth:`PhaseMonitor.state_dict`.
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,8 @@ class PhaseSettings:
     bounds of a drift; ``level_alone``: upper bound for the level where displacement can't be measured;
     ``rising``: improvement of the level from which on likelihood counts as rising. All these in units of the
     noise. ``on_policy_after``: optimizer steps without displacement to measure, until the level decides
-    alone. ``similarity``: c of A.3.
+    alone. ``similarity``: c of A.3. ``dead_after``: optimizer steps without any signal until a run
+    counts as dead.
     """
 
     epsilon: float = 1e-4
@@ -102,6 +106,7 @@ class PhaseSettings:
     rising: float = 1.5
     on_policy_after: int = 40
     similarity: float = 0.5
+    dead_after: int = 20
 
     def __post_init__(self) -> None:
         check_least(0.0, **asdict(self))
@@ -157,6 +162,10 @@ class _State:
     wrong: list[float] = field(default_factory=list)
     fresh: list[float] = field(default_factory=list)
     similarity: float | None = None
+    reward: float | None = None
+    best_reward: float | None = None
+    starved: int = 0
+    starved_since: int | None = None
 
 
 class PhaseMonitor:
@@ -197,8 +206,9 @@ class PhaseMonitor:
                 "load the state that was saved with it."
             )
         state.step, state.steps = step, state.steps + 1
-        self._measure(step, {name.removeprefix(LOG_PREFIX): _number(value) for name, value in series.items()})
-        return self._judge(step)
+        numbers = {name.removeprefix(LOG_PREFIX): _number(value) for name, value in series.items()}
+        self._measure(step, numbers)
+        return [*self._judge(step), *self._starve(step, numbers)]
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that it remembers, as plain JSON."""
@@ -243,6 +253,38 @@ class PhaseMonitor:
             state.latches[name].update(statistic)
             if statistic is not None:
                 state.statistics[name] = round(statistic, 3)
+
+    def _starve(self, step: int, series: Mapping[str, float | None]) -> list[Event]:
+        """Count the steps in which no response was better or worse than its group; tell of a dead run."""
+        state = self._state
+        state.reward = _first(series, SIGNALS["reward"].series, state.reward)
+        if state.reward is not None:
+            state.best_reward = max(state.reward, state.best_reward or state.reward)
+        signal = [series.get(f"responses_{sign}") for sign in ("correct", "wrong")]
+        if signal != [0, 0]:
+            state.starved, state.starved_since = 0, None
+            return []
+        state.starved += 1
+        state.starved_since = step if state.starved_since is None else state.starved_since
+        best, now = state.best_reward, state.reward
+        if state.starved != self.settings.dead_after or best is None or now is None or now >= 0.5 * best:
+            return []
+        return [self._dead(step, best, now)]
+
+    def _dead(self, step: int, best: float, now: float) -> Event:
+        state = self._state
+        return Event(
+            "alarm",
+            "critical",
+            step,
+            state.phase,
+            state.starved_since,
+            ("entropy-gradient", "reward"),
+            {"steps_without_signal": float(state.starved), "best_reward": best, "reward": now},
+            self._criteria(self._on()),
+            f"the run is dead: since step {state.starved_since} no response was better or worse than its group, "
+            f"so nothing is learnt, and the reward went from {best:.3g} to {now:.3g}.",
+        )
 
     def _without_offset(self, displacement: float | None, updates: float | None) -> float | None:
         """Take off what displacement shows right after a rollout, before any update could do anything."""

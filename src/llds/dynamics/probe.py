@@ -53,6 +53,7 @@ def probe_update(
     *,
     optimizer: torch.optim.Optimizer | None = None,
     lr: float | None = None,
+    max_grad_norm: float | None = None,
 ) -> ProbeResult:
     """Make one update, measure ``likelihood`` before and after it, and undo everything.
 
@@ -65,6 +66,7 @@ def probe_update(
         optimizer: steps with its own state, learning rate and moments, as the run would. Hooks on its
             ``step`` run too. A wrapper that may skip a step won't do; pass the optimizer inside it.
         lr: without an optimizer, one step of plain gradient descent with this learning rate.
+        max_grad_norm: clip the gradient to this norm, as the run does; None leaves it alone.
 
     Costs a second copy of the trained parameters, of the buffers and of the optimizer's state for as long as
     it runs. With data parallelism call it on every rank, for ``loss`` may run collectives.
@@ -75,11 +77,13 @@ def probe_update(
     """
     if (optimizer is None) == (lr is None):
         raise LLDSError("probe_update needs either an optimizer or lr, and not both.")
-    check_above(0.0, lr=lr)
+    check_above(0.0, lr=lr, max_grad_norm=max_grad_norm)
     with _kept(model, optimizer):
         before = _measured(model, likelihood)
         with torch.enable_grad():
             loss().backward()  # type: ignore[no-untyped-call]
+        if max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
         if optimizer is None:
             _descend(model, lr or 0.0)
         else:
@@ -140,7 +144,7 @@ def _kept(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator
     tensors = [p for p, _ in grads if p.requires_grad] + list(model.buffers())
     copies = [tensor.detach().clone() for tensor in tensors]
     state = None if optimizer is None else _OptimizerState(optimizer)
-    with _kept_random():
+    with kept_random():
         for parameter, _ in grads:
             parameter.grad = None
         try:
@@ -192,7 +196,7 @@ def _restored(value: Any, copy: Any) -> Any:
 
 
 @contextmanager
-def _kept_random() -> Iterator[None]:
+def kept_random() -> Iterator[None]:
     """Leave Python's, NumPy's and torch's generators as they were, on the CPU and all CUDA devices."""
     python = random.getstate()
     numpy: Any = sys.modules.get("numpy")

@@ -364,6 +364,15 @@ def _probed() -> Iterator[Series]:
         "high while both kinds lose likelihood",
         source="probe",
     )
+    yield Series(
+        "probe_groups",
+        "groups",
+        "groups of the probe set with right and wrong responses; the others say nothing",
+        "count",
+        "most of the set",
+        "falls: a question is always or never answered",
+        source="probe",
+    )
 
 
 def _monitored() -> Iterator[Series]:

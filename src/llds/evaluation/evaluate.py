@@ -192,7 +192,7 @@ def save_evaluation(path: Path, result: EvalResult) -> None:
 def load_evaluation(path: Path) -> EvalResult:
     """Read what :func:`save_evaluation` wrote; raises :class:`LLDSError` when it is something else."""
     try:
-        rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        rows = [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]
         return EvalResult(
             tuple(AnswerRow(**{**row, "golden_answers": tuple(row["golden_answers"])}) for row in rows)
         )

@@ -1,32 +1,43 @@
-"""BM25 in this process: built by bm25s, searched through its sparse arrays, saved to a folder.
+"""BM25 in this process: built from passages in memory, or mapped from an index folder.
 
-Scores are those of bm25s (Lucene's variant). The search itself touches only the passages that hold a word
-of the query, and breaks ties by the passages' order, so results are the same on every machine.
+Scores are those of bm25s (Lucene's variant), whose own loader reads the folder too. Ties are broken by the
+passages' order, so results are the same on every machine.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import os
-import shutil
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
 
 from llds.errors import LLDSError
+from llds.files import atomic_folder
+from llds.search.indexfiles import (
+    PassageFile,
+    PassageWriter,
+    WordFile,
+    is_index,
+    load_array,
+    new_array,
+    read_about,
+    write_about,
+    write_words,
+)
 from llds.search.passages import Passage
-
-_ABOUT = "llds-index.json"
-_PASSAGES = "passages.jsonl"
-_OFFSETS = "offsets.npy"
-_FORMAT = 1
-_TRIES = 5
-_RARE = 16
+from llds.search.postings import Floats, Ints, Postings, PostingsBuilder
+from llds.search.words import stems_of
 
 _Row: TypeAlias = "Passage | Mapping[str, Any]"
+_ARRAYS = {"data": "data.csc.index", "indices": "indices.csc.index", "indptr": "indptr.csc.index"}
+
+
+class _Vocabulary(Protocol):
+    def get(self, word: str, /) -> int | None: ...
 
 
 class BM25Retriever:
@@ -37,18 +48,18 @@ class BM25Retriever:
     """
 
     def __init__(self, corpus: Iterable[_Row], *, k1: float = 0.9, b: float = 0.4) -> None:
-        if k1 < 0 or not 0 <= b <= 1:
-            raise LLDSError(
-                f"BM25 parameters k1={k1}, b={b} are out of range: k1 must be at least 0, b within 0 and 1."
-            )
+        builder = PostingsBuilder(k1, b)
         passages = [_as_passage(row, number) for number, row in enumerate(corpus, start=1)]
-        if not passages:
-            raise LLDSError("The corpus is empty: give it at least one passage.")
-        self._passages: Sequence[Passage] = passages
-        self._index = _build(passages, k1, b)
+        for passage in passages:
+            builder.add(passage.contents)
+        words, self.postings = builder.finish()
+        self.passages: Sequence[Passage] = passages
+        self._vocabulary: _Vocabulary = {word: number for number, word in enumerate(words)}
+        self._words: Iterable[str] = words
+        self._k1, self._b = k1, b
 
     def __len__(self) -> int:
-        return len(self._passages)
+        return len(self.passages)
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
         """Return up to ``topk`` passages per query, best first, ties by corpus order.
@@ -56,24 +67,18 @@ class BM25Retriever:
         Only passages that share a word with the query are found. An empty query, or one without a known
         word, finds nothing.
         """
-        return [self._search_one(words, topk) for words in _words(queries)]
+        return [
+            [self.passages[int(n)].with_score(float(score)) for n, score in zip(*ranking, strict=True)]
+            for ranking in self.rank(queries, topk)
+        ]
 
-    def _search_one(self, words: list[str], topk: int) -> list[Passage]:
-        import numpy as np
+    def rank(self, queries: Sequence[str], topk: int) -> list[tuple[Ints, Floats]]:
+        """Return for every query the numbers and the scores of its passages, as :meth:`search` does."""
+        return [self.postings.best(self._numbers(query), topk) for query in queries]
 
-        scores, vocabulary = self._index.scores, self._index.vocab_dict
-        numbers = [vocabulary[word] for word in words if word in vocabulary]
-        spans = [slice(scores["indptr"][number], scores["indptr"][number + 1]) for number in numbers]
-        if not spans or topk < 1:
-            return []
-        postings = np.concatenate([scores["indices"][span] for span in spans])
-        weights = np.concatenate([scores["data"][span] for span in spans])
-        documents, totals = _sum_by_document(postings, weights, len(self))
-        if len(totals) > topk:
-            kept = totals >= np.partition(totals, -topk)[-topk]
-            documents, totals = documents[kept], totals[kept]
-        best = np.lexsort((documents, -totals))[:topk]
-        return [self._passages[int(documents[i])].with_score(float(totals[i])) for i in best]
+    def _numbers(self, query: str) -> list[int]:
+        numbers = map(self._vocabulary.get, stems_of(query))
+        return [number for number in numbers if number is not None]
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the index and its passages to ``folder``, which appears whole or not at all.
@@ -81,112 +86,80 @@ class BM25Retriever:
         An older index there is replaced. Raises :class:`LLDSError` when the folder holds something else.
         """
         target = Path(folder)
-        if target.exists() and not (target / _ABOUT).is_file():
-            raise LLDSError(f"{target} exists and is not a search index: name a new folder, or remove it.")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-        try:
-            self._write(draft)
-            draft.chmod(0o755)
-            _replace_folder(draft, target)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
-
-    def _write(self, folder: Path) -> None:
-        import numpy as np
-
-        self._index.save(folder, show_progress=False)
-        offsets = [0]
-        with (folder / _PASSAGES).open("wb") as file:
-            for passage in self._passages:
-                row = {"id": passage.id, "contents": passage.contents}
-                offsets.append(offsets[-1] + file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n"))
-        np.save(folder / _OFFSETS, np.asarray(offsets, dtype=np.int64))
-        about = {"format": _FORMAT, "passages": len(self._passages), "k1": self._index.k1, "b": self._index.b}
-        (folder / _ABOUT).write_text(json.dumps(about) + "\n", encoding="utf-8")
+        check_target(target)
+        with atomic_folder(target) as draft:
+            writer = PassageWriter(draft)
+            for passage in self.passages:
+                writer.add(passage)
+            writer.close()
+            for name in ("data", "indices", "indptr", "peaks"):
+                np.save(draft / f"{_ARRAYS.get(name, name)}.npy", getattr(self.postings, name))
+            write_bm25(draft, list(self._words), len(self), self._k1, self._b)
+            write_about(draft, {"passages": len(self), "bm25": {"k1": self._k1, "b": self._b}})
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], *, mmap: bool = True) -> BM25Retriever:
-        """Read an index written by :meth:`save`.
+        """Read an index written by :meth:`save` or ``llds index``.
 
         ``mmap``: leave the arrays on disk and page them in when asked. Raises :class:`LLDSError` when
         ``folder`` holds no index, one of another format, or a damaged one.
         """
         target = Path(folder)
-        about = _read_about(target)
-        if about.get("format") != _FORMAT:
-            raise LLDSError(f"{target} is a search index of format {about.get('format')}: build it again.")
+        about = read_about(target)
         retriever = cls.__new__(cls)
         try:
-            retriever._index = _bm25s().BM25.load(target, mmap=mmap, show_progress=False)
-            retriever._passages = _PassageFile(target, about["passages"])
+            retriever.passages = PassageFile(target, about["passages"])
+            words = WordFile(target)
+            retriever._words, retriever._vocabulary = words, words
+            retriever.postings = load_postings(target, len(words), about["passages"], mmap)
+            retriever._k1, retriever._b = float(about["bm25"]["k1"]), float(about["bm25"]["b"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LLDSError(f"The search index {target} is damaged ({error}): build it again.") from error
         return retriever
 
 
-class _PassageFile(Sequence[Passage]):
-    """Passages read one by one from a JSONL file through the byte offsets of its lines."""
-
-    def __init__(self, folder: Path, count: int) -> None:
-        import numpy as np
-
-        self._offsets = np.load(folder / _OFFSETS, mmap_mode="r")
-        self._lines = np.memmap(folder / _PASSAGES, dtype=np.uint8, mode="r")
-        if len(self._offsets) != count + 1 or len(self._lines) != self._offsets[-1]:
-            raise ValueError(f"{_PASSAGES} and {_OFFSETS} don't belong together")
-
-    def __len__(self) -> int:
-        return len(self._offsets) - 1
-
-    def __getitem__(self, index: Any) -> Any:
-        start, end = int(self._offsets[index]), int(self._offsets[index + 1])
-        row = json.loads(self._lines[start:end].tobytes())
-        return Passage.from_contents(row["id"], row["contents"])
+def check_target(target: Path) -> None:
+    """Raise :class:`LLDSError` when ``target`` exists and is no index that could be replaced."""
+    if target.exists() and not is_index(target):
+        raise LLDSError(f"{target} exists and is not a search index: name a new folder, or remove it.")
 
 
-def _bm25s() -> Any:
-    try:
-        import bm25s
-    except ImportError as error:
-        raise LLDSError('BM25 search needs bm25s and PyStemmer: run pip install "llds[search]".') from error
-    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG on import
-    return bm25s
+def new_postings_array(folder: Path, name: str, length: int, kind: str) -> Any:
+    """Make the array ``name`` of the postings as a mapped file in ``folder``."""
+    return new_array(folder, _ARRAYS.get(name, name), length, kind)
 
 
-def _build(passages: Sequence[Passage], k1: float, b: float) -> Any:
-    words = _words([passage.contents for passage in passages])
-    vocabulary: dict[str, int] = {}
-    numbers = [[vocabulary.setdefault(word, len(vocabulary)) for word in row] for row in words]
-    if not vocabulary:
-        raise LLDSError(
-            "The corpus has no words to search for: its passages hold only stop words or punctuation."
-        )
-    index = _bm25s().BM25(k1=k1, b=b, method="lucene", backend="numpy")
-    index.index((numbers, vocabulary), show_progress=False)
-    return index
+def write_bm25(folder: Path, words: Sequence[str], count: int, k1: float, b: float) -> None:
+    """Write the words, for us and for bm25s, and the parameters that bm25s wants beside the arrays."""
+    write_words(folder, words)
+    numbers = {word: number for number, word in enumerate(words)}
+    (folder / "vocab.index.json").write_text(json.dumps(numbers, ensure_ascii=False), encoding="utf-8")
+    parameters = {
+        "k1": k1,
+        "b": b,
+        "delta": 0.5,
+        "method": "lucene",
+        "idf_method": "lucene",
+        "dtype": "float32",
+        "int_dtype": "int32",
+        "num_docs": count,
+        "version": metadata.version("bm25s"),
+        "backend": "numpy",
+    }
+    (folder / "params.index.json").write_text(json.dumps(parameters) + "\n", encoding="utf-8")
 
 
-def _words(texts: Sequence[str]) -> list[list[str]]:
-    from Stemmer import Stemmer
-
-    stemmer = Stemmer("english")
-    tokens: list[list[str]] = _bm25s().tokenize(
-        list(texts), stopwords="en", stemmer=stemmer, return_ids=False, show_progress=False
-    )
-    return tokens
-
-
-def _sum_by_document(postings: Any, weights: Any, count: int) -> tuple[Any, Any]:
-    """Return the different numbers in ``postings``, rising, and the sum of the ``weights`` of each."""
-    import numpy as np
-
-    if len(postings) * _RARE < count:  # sorting a few is cheaper than an array of the whole corpus
-        documents, places = np.unique(postings, return_inverse=True)
-        return documents, np.bincount(places, weights=weights)
-    sums = np.bincount(postings, weights=weights)
-    documents = np.flatnonzero(sums)
-    return documents, sums[documents]
+def load_postings(folder: Path, words: int, count: int, mmap: bool = True) -> Postings:
+    """Read the postings in ``folder``; raises ``OSError`` or ``ValueError`` when they are damaged."""
+    indptr = load_array(folder, _ARRAYS["indptr"], "int64", words + 1)
+    if indptr[0] != 0 or np.any(np.diff(indptr) < 0):
+        raise ValueError("indptr.csc.index.npy does not rise from 0")
+    data = load_array(folder, _ARRAYS["data"], "float32", int(indptr[-1]))
+    indices = load_array(folder, _ARRAYS["indices"], "int32", int(indptr[-1]))
+    peaks = load_array(folder, "peaks", "float32", words)
+    if mmap:
+        return Postings(data, indices, indptr, peaks, count)
+    return Postings(np.array(data), np.array(indices), np.array(indptr), np.array(peaks), count)
 
 
 def _as_passage(row: _Row, number: int) -> Passage:
@@ -198,31 +171,3 @@ def _as_passage(row: _Row, number: int) -> Passage:
             f'Corpus row {number} has no text under "contents": write title and text there, line by line.'
         )
     return Passage.from_contents(str(row.get("id", number - 1)), contents)
-
-
-def _read_about(folder: Path) -> dict[str, Any]:
-    try:
-        about = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise LLDSError(
-            f"{folder} holds no search index ({_ABOUT} can't be read): build one first."
-        ) from error
-    except ValueError as error:
-        raise LLDSError(f"{folder / _ABOUT} is damaged: build the index again.") from error
-    return about if isinstance(about, dict) else {}
-
-
-def _replace_folder(draft: Path, target: Path) -> None:
-    """Put ``draft`` at ``target``; an older index there steps aside first and is then removed."""
-    aside = draft.with_name(draft.name + ".old")
-    for _ in range(_TRIES):
-        with suppress(FileNotFoundError):
-            os.replace(target, aside)
-        shutil.rmtree(aside, ignore_errors=True)
-        # Fails when another process has just put its own index there: then that one steps aside.
-        with suppress(OSError):
-            os.replace(draft, target)
-            return
-    raise LLDSError(
-        f"{target} can't be written: another process keeps writing there, or the folder is in use."
-    )

@@ -99,6 +99,12 @@ class Episode:
         )
 
     @property
+    def first_search(self) -> str | None:
+        """Ids of the passages that the first answered search returned, one per line; ``None`` without one."""
+        found = next((turn.passages for turn in self.turns if turn.passages is not None), None)
+        return None if found is None else "\n".join(passage.id for passage in found)
+
+    @property
     def answer_mask(self) -> list[int]:
         """One entry per response token: 1 on the final answer, tags included."""
         start, end = self.answer_span or (0, 0)

@@ -53,7 +53,8 @@ def rollout_columns(episodes: Sequence[Episode]) -> dict[str, Any]:
 
     TRL: ``prompt_ids``, ``completion_ids`` (never empty), ``logprobs`` (0.0 on feedback), ``env_mask`` (1 =
     the policy wrote it). Rewards: ``answer`` (text or ``None``), ``response`` (text), ``searches``,
-    ``valid_searches``, ``turns`` (counts), ``stop``, ``tool_failed``, ``answer_mask`` (per token).
+    ``valid_searches``, ``turns`` (counts), ``stop``, ``tool_failed``, ``answer_mask`` (per token),
+    ``first_search`` (ids of the passages that the first search returned, or ``None``).
     """
     return {
         "prompt_ids": [episode.prompt_ids for episode in episodes],
@@ -68,6 +69,7 @@ def rollout_columns(episodes: Sequence[Episode]) -> dict[str, Any]:
         "stop": [episode.stop for episode in episodes],
         "tool_failed": [episode.tool_failed for episode in episodes],
         "answer_mask": [episode.answer_mask for episode in episodes],
+        "first_search": [episode.first_search for episode in episodes],
     }
 
 

@@ -9,11 +9,8 @@ seeds its own generators.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +19,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from llds.errors import LLDSError
-from llds.files import atomic_write_text
+from llds.files import atomic_folder, atomic_write_text
+from llds.training.tokenizers import save_tokenizer
 
 if TYPE_CHECKING:
     from transformers import Trainer as _TrainerBase
@@ -45,32 +43,6 @@ def checkpoint_step(path: Path) -> int:
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the finished checkpoints in ``folder``, oldest first."""
     return sorted(path for path in folder.glob(f"{_PREFIX}*") if path.name.removeprefix(_PREFIX).isdigit())
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Remove what a crash left of checkpoints that were being written."""
-    for path in folder.glob(f".{_PREFIX}*.tmp"):
-        shutil.rmtree(path, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def atomic_folder(target: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside ``target`` that takes its place, replacing it, when the block ends
-    well.
-    """
-    temporary = target.parent / f".{target.name}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
-        yield temporary
-        for path in temporary.rglob("*"):
-            if path.is_file():
-                _flush_to_disk(path)
-        if target.exists():
-            shutil.rmtree(target)
-        os.replace(temporary, target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def save_optimizer(optimizer: Any, scheduler: Any, folder: Path) -> None:
@@ -175,9 +147,4 @@ def save_model_folder(model: Any, tokenizer: Any, folder: Path) -> None:
     # The Trainer turns the cache off for its own forward passes; who loads the folder wants it on.
     model.config.use_cache = True
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def _flush_to_disk(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    save_tokenizer(tokenizer, folder)

@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from llds.data.corpus import read_corpus
+from llds.data.corpus import corpus_file, read_corpus
 from llds.data.embedded import corpus_path, load_questions
 from llds.data.questions import Question, read_questions
 from llds.errors import LLDSError
+from llds.retrieval.opening import open_index
 from llds.search.episode import Limits
+from llds.search.indexfiles import is_index
 from llds.search.protocol import Protocol
+from llds.search.remote import OnEvent, read_token
 from llds.search.retrieval import BM25Retriever, HTTPRetriever, Retriever
 from llds.training.cache import cache_folder, fingerprint
 from llds.training.policy import Policy
@@ -46,23 +49,37 @@ def sample_questions(questions: Sequence[Question], settings: EvaluationSettings
     return [questions[index] for index in chosen]
 
 
-def make_retriever(settings: RetrievalSettings) -> Retriever:
-    """Return the search tool, tried out.
+def make_retriever(settings: RetrievalSettings, on_event: OnEvent | None = None) -> Retriever:
+    """Return the search tool, tried out. ``on_event`` is told when a server fails and when it is back.
 
     Raises :class:`~llds.errors.LLDSError` when the corpus is missing or malformed, or the server does not
     answer.
     """
     if settings.url is not None:
-        remote = HTTPRetriever(settings.url, timeout=settings.timeout, tries=settings.tries)
+        remote = HTTPRetriever(
+            settings.url,
+            timeout=settings.timeout,
+            tries=settings.tries,
+            deadline=settings.deadline,
+            cache=settings.cache,
+            token=read_token(settings.token_file),
+            on_event=on_event,
+        )
         remote.probe()
         return remote
-    if Path(settings.corpus).is_dir():
-        return BM25Retriever.load(settings.corpus)
+    if is_index(Path(settings.corpus)):
+        return open_index(settings.corpus, settings.mode)
+    if settings.mode != "auto":
+        raise LLDSError(
+            f"retrieval.mode={settings.mode} needs an index folder, which {settings.corpus} is not: build one "
+            "with llds index, and give it as retrieval.corpus."
+        )
     return _indexed(corpus_path() if settings.corpus == EMBEDDED else Path(settings.corpus))
 
 
 def _indexed(corpus: Path) -> BM25Retriever:
     """Return the index of a corpus file; it is built once and kept in the cache."""
+    corpus = corpus_file(corpus)
     if not corpus.is_file():
         raise LLDSError(f"There is no corpus file {corpus}; check retrieval.corpus.")
     about = corpus.stat()

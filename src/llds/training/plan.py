@@ -68,6 +68,15 @@ def make_plan(recipe: Recipe, processes: int = 1) -> Plan:
     )
 
 
+def check_enough(count: int, recipe: Recipe) -> None:
+    """Raise :class:`LLDSError` when ``count`` training questions are fewer than one rollout needs."""
+    if count < recipe.grpo.questions:
+        raise LLDSError(
+            f"There are {count} training questions, fewer than one rollout takes: "
+            f"grpo.questions = {recipe.grpo.questions}."
+        )
+
+
 def question_order(count: int, recipe: Recipe) -> list[int]:
     """Return the indices of the questions of all rollouts, in order: every question once before any comes
     again.
@@ -75,18 +84,24 @@ def question_order(count: int, recipe: Recipe) -> list[int]:
     ``count``: number of training questions. Each pass over them has its own seeded order. Raises
     :class:`LLDSError` when there are fewer questions than one rollout needs.
     """
+    check_enough(count, recipe)
     needed = recipe.grpo.questions * recipe.run.rollouts
-    if count < recipe.grpo.questions:
-        raise LLDSError(
-            f"There are {count} training questions, fewer than one rollout takes: "
-            f"grpo.questions = {recipe.grpo.questions}."
-        )
     order: list[int] = []
     for index in range(-(-needed // count)):
         shuffled = list(range(count))
         random.Random(seed_of(recipe.run.seed, "order", index)).shuffle(shuffled)
         order += shuffled
     return order[:needed]
+
+
+def rollout_seed(seed: int, use: str, rollout: int, process: int, attempt: int) -> int:
+    """Return the seed of a rollout for one use of random numbers on one process.
+
+    ``attempt``: how often the run went back to a checkpoint. The seed depends on it, or what follows a
+    rollback would be the same again.
+    """
+    again = (attempt,) if attempt else ()
+    return seed_of(seed, use, rollout, process, *again)
 
 
 def seed_of(*parts: object) -> int:

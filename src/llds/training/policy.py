@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,7 @@ from typing import Any
 from llds.errors import LLDSError
 from llds.training.environment import is_offline
 from llds.training.recipe import RECIPE_FILE, ModelSettings, Recipe, load_recipe, recipe_names
-
-_GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
+from llds.training.tokenizers import GENERIC, tokenizer_class
 
 
 @dataclass(frozen=True)
@@ -29,8 +27,8 @@ def load_policy(settings: ModelSettings) -> Policy:
     """Load the model (float32) and the tokenizer that ``settings`` name.
 
     Weights are read from safetensors only. Raises :class:`LLDSError` when there is no such model, when it has
-    no safetensors weights, no tokenizer, neither a pad nor an end-of-text token, or fewer embeddings than
-    tokens.
+    no safetensors weights, no tokenizer, neither a pad nor an end-of-text token, fewer embeddings than
+    tokens, or weights that are not finite.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -52,7 +50,16 @@ def load_policy(settings: ModelSettings) -> Policy:
             f"The tokenizer of {source} has {len(tokenizer)} tokens but the model has embeddings for {rows}: "
             "they do not belong together."
         )
+    if (name := first_not_finite(model)) is not None:
+        raise LLDSError(
+            f"The weights of {source} hold NaN or infinities (in {name}): that model is broken, take another."
+        )
     return Policy(model.to(pick_device(settings.device)).eval(), tokenizer, notes)
+
+
+def first_not_finite(model: Any) -> str | None:
+    """Return the name of the first parameter that holds a NaN or an infinity; None when all is well."""
+    return next((name for name, weight in model.named_parameters() if not weight.isfinite().all()), None)
 
 
 def model_source(path: str) -> str:
@@ -122,7 +129,7 @@ def _load_tokenizer(source: str) -> tuple[Any, tuple[str, ...]]:
 
     # For some model types AutoTokenizer puts its own rules in place of those in tokenizer.json, even when the
     # folder says that the file tells everything.
-    loader = PreTrainedTokenizerFast if _tokenizer_class(source) in _GENERIC_TOKENIZERS else AutoTokenizer
+    loader = PreTrainedTokenizerFast if tokenizer_class(source) in GENERIC else AutoTokenizer
     try:
         tokenizer = loader.from_pretrained(source, padding_side="left", local_files_only=is_offline())
     except (OSError, ValueError, KeyError) as error:
@@ -138,15 +145,6 @@ def _load_tokenizer(source: str) -> tuple[Any, tuple[str, ...]]:
     return tokenizer, (
         f"The tokenizer of {source} has no pad token; {tokenizer.eos_token} pads in its place.",
     )
-
-
-def _tokenizer_class(source: str) -> str | None:
-    """Return the class that a model folder's ``tokenizer_config.json`` names, if it does."""
-    try:
-        config = json.loads((Path(source) / "tokenizer_config.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-    return config.get("tokenizer_class") if isinstance(config, dict) else None
 
 
 def _why_not(source: str, error: Exception, what: str = "model") -> str:

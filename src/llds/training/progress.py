@@ -18,6 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
+from llds.training.records import what_llds_did
+
 
 @dataclass(frozen=True)
 class Shown:
@@ -196,7 +198,7 @@ class LiveDisplay:
 
 def shown_metrics(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return label and text of the metrics that people watch. A zero of LLDS says of which kind it is."""
-    zero = "structural zero" if row.get("llds/structural_zero") == 1 else "measured zero"
+    zero = what_llds_did(row)
     return [
         (
             shown.label,

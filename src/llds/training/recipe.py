@@ -67,12 +67,23 @@ class RetrievalSettings:
     """What the search tool looks in."""
 
     corpus: str = setting(
-        "embedded", "passages for BM25 in this process: embedded, a JSONL file (.gz too), or an index folder"
+        "embedded",
+        "passages to search in this process: embedded, a JSONL file (.gz, .zst too), or a folder of llds index",
+    )
+    mode: Literal["auto", "bm25", "dense", "hybrid"] = setting(
+        "auto", "how an index folder is searched: auto is hybrid where it has vectors, else bm25"
     )
     url: str | None = setting(None, "use a retrieval server instead, e.g. http://host:8000/retrieve")
+    token_file: str | None = setting(
+        None, "file with the server's token, if it wants one; else $LLDS_RETRIEVAL_TOKEN is used"
+    )
     topk: int = setting(3, "passages per search", "passages", low=1)
-    timeout: float = setting(30.0, "give up on one request to the server after this long", "seconds", low=0.1)
-    tries: int = setting(3, "tries of one request before its episodes are left out", "tries", low=1)
+    timeout: float = setting(30.0, "give up on one try of a request after this long", "seconds", low=0.1)
+    tries: int = setting(8, "tries of one request before its episodes are left out", "tries", low=1)
+    deadline: float = setting(
+        120.0, "give up on one search, with all its tries and pauses, after this long", "seconds", low=0.1
+    )
+    cache: int = setting(20_000, "answers of the server to keep, those used last", "queries", low=0)
 
 
 @dataclass(frozen=True)
@@ -196,6 +207,33 @@ class LLDSSettings:
 
 
 @dataclass(frozen=True)
+class DynamicsSettings:
+    """What is watched while the run goes on, and what an alarm does."""
+
+    on_alarm: Literal["warn", "stop", "rollback"] = setting(
+        "warn",
+        "when correct responses lose likelihood and a second sign agrees: tell of it, stop after the rollout, "
+        "or go back to the last checkpoint before it began",
+    )
+    act_from: Literal["warning", "critical"] = setting(
+        "critical", "stop or go back from this severity on; below it an alarm is only told"
+    )
+    coef_factor: float = setting(2.0, "at a rollback, multiply llds.coef by this", low=1)
+    coef_start: float = setting(0.0, "at a rollback, what an llds.coef of 0 becomes", low=0)
+    coef_limit: float = setting(2.0, "raise llds.coef no further than this", low=0.001)
+    max_rollbacks: int = setting(2, "stop the run when it would go back more often", "rollbacks", low=0)
+    lld_epsilon: float = setting(
+        -0.01,
+        "an action or response counts as displaced when its log-prob changed by this or less (Def. 4.1)",
+        "nats",
+    )
+    probe_every: int = setting(
+        0, "try one update on a fixed set of questions after this many rollouts; 0 never", "rollouts", low=0
+    )
+    probe_questions: int = setting(8, "questions of that set", "questions", low=1)
+
+
+@dataclass(frozen=True)
 class EvaluationSettings:
     """Scoring on held-out questions, greedy, before and after training."""
 
@@ -218,14 +256,16 @@ class RunSettings:
 
     name: str = setting("", "name of the run's folder; by default that of the recipe and the seed")
     folder: str = setting("runs", "where run folders go")
-    seed: int = setting(0, "seed of question order, sampling and everything else random", low=0)
-    rollouts: int = setting(40, "rollouts to train for", "rollouts", low=1)
+    seed: int = setting(
+        0, "seed of question order, sampling and everything else random", low=0, high=2**32 - 1
+    )
+    rollouts: int = setting(40, "rollouts to train for", "rollouts", low=1, high=100_000)
     save_every: int = setting(
         5, "checkpoint after this many rollouts; 0 only when stopped", "rollouts", low=0
     )
     keep: int = setting(2, "checkpoints to keep", "checkpoints", low=1)
     trajectories: int = setting(4, "responses written out per optimizer step, to read; 0 writes none", low=0)
-    threads: int = setting(0, "CPU threads; 0 leaves it to torch", "threads", low=0)
+    threads: int = setting(0, "CPU threads; 0 leaves it to torch", "threads", low=0, high=1024)
     report_to: tuple[str, ...] = setting((), "also log to these, e.g. wandb,tensorboard,trackio")
 
 
@@ -242,6 +282,7 @@ class Recipe:
     reward: RewardSettings = field(default_factory=RewardSettings)
     grpo: GRPOSettings = field(default_factory=GRPOSettings)
     llds: LLDSSettings = field(default_factory=LLDSSettings)
+    dynamics: DynamicsSettings = field(default_factory=DynamicsSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     run: RunSettings = field(default_factory=RunSettings)
 
@@ -284,7 +325,9 @@ def read_recipe_file(path: Path) -> Recipe:
 
 # What may change when a run goes on, since none of it changes a number.
 _FREE = frozenset(
-    f"run.{name}" for name in ("name", "folder", "report_to", "keep", "save_every", "trajectories")
+    [f"run.{name}" for name in ("name", "folder", "report_to", "keep", "save_every", "trajectories")]
+    + [f"retrieval.{name}" for name in ("token_file", "timeout", "tries", "deadline", "cache")]
+    + [f"dynamics.{item.name}" for item in dataclasses.fields(DynamicsSettings) if item.name != "lld_epsilon"]
 )
 
 
@@ -327,6 +370,10 @@ def _check_together(recipe: Recipe) -> None:
         raise LLDSError(
             f"grpo.questions × grpo.responses = {total} responses can't be split into "
             f"grpo.steps_per_rollout = {grpo.steps_per_rollout} equal parts; choose a divisor of {total}."
+        )
+    if recipe.dynamics.on_alarm == "rollback" and recipe.run.save_every == 0:
+        raise LLDSError(
+            "dynamics.on_alarm = rollback needs checkpoints to go back to; set run.save_every above 0."
         )
     if recipe.episode.max_observation >= recipe.episode.max_response:
         raise LLDSError(

@@ -53,6 +53,21 @@ def canonical_metrics(logs: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def what_llds_did(row: Mapping[str, Any]) -> str:
+    """Say of a line of ``metrics.jsonl`` whether the penalty was off (λ = 0), active, or zero, and why."""
+    if row.get("llds/coef") == 0:
+        return "off"
+    if row.get("llds/structural_zero") == 1:
+        return "structural zero"
+    # What is not finite cannot be called zero; in the record it stands as text.
+    acted = (
+        row.get("llds/penalised_share")
+        or row.get("llds/nonfinite_tokens")
+        or isinstance(row.get("llds/loss"), str)
+    )
+    return "active" if acted else "measured zero"
+
+
 class RunFolder:
     """Paths and records of one run folder."""
 
@@ -84,9 +99,23 @@ class RunFolder:
                 ) from None
             yield
 
+    def has_begun(self) -> bool:
+        """Say whether a run has results here: what stopped before its first number may be done otherwise."""
+        results = (self.metrics, self.checkpoints, self.evaluations, self.model, self.result)
+        return self.config.exists() and any(path.exists() for path in results)
+
+    def is_free(self) -> bool:
+        """Say whether nothing is here, or no more than a run leaves that stopped before its first number."""
+        own = {".lock", self.config.name, self.events.name} if self.config.exists() else {".lock"}
+        return {path.name for path in self.path.iterdir()} <= own
+
     def event(self, kind: str, **details: Any) -> None:
         """Append an event with the wall-clock time in seconds since 1970."""
         append_line(self.events, {"time": round(time.time(), 3), "event": kind, **details})
+
+    def retriever_event(self, kind: str, details: Mapping[str, Any]) -> None:
+        """Append what became of the search tool, as its client tells it."""
+        self.event(kind, **details)
 
     def write_trajectories(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write the sampled trajectories of one optimizer step."""
@@ -101,8 +130,33 @@ class RunFolder:
             if path > self._trajectory_file(step):
                 path.unlink()
 
+    def set_aside_after(self, step: int, folder: Path) -> None:
+        """Move metrics, trajectories and evaluations after optimizer step ``step`` to ``folder``.
+
+        Can be repeated after a crash in the middle.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        rows = read_lines(self.metrics) if self.metrics.exists() else []
+        undone = [row for row in rows if row["step"] > step]
+        if undone:
+            atomic_write_text(folder / "metrics.jsonl", "".join(f"{_dump(row)}\n" for row in undone))
+        last_rollout = max((row["rollout"] for row in rows if row["step"] <= step), default=0)
+        late = [
+            *(path for path in self.trajectories.glob("step-*.jsonl") if path > self._trajectory_file(step)),
+            *(path for path in self.evaluations.glob("rollout-*.jsonl") if _number_in(path) > last_rollout),
+        ]
+        for path in late:
+            target = folder / path.parent.name / path.name
+            target.parent.mkdir(exist_ok=True)
+            path.replace(target)
+        self.cut_after(step)
+
     def _trajectory_file(self, step: int) -> Path:
         return self.trajectories / f"step-{step:06d}.jsonl"
+
+
+def _number_in(path: Path) -> int:
+    return int(path.stem.rpartition("-")[2])
 
 
 def append_line(path: Path, row: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from llds.search.episode import Episode, EpisodeRunner
 from llds.search.retrieval import RetrieverUnavailable
 from llds.search.rewards import exact_match, f1_score, valid_format
 from llds.search.trl_rollout import rollout_columns
-from llds.training.plan import Plan, seed_of
+from llds.training.plan import Plan, rollout_seed
 from llds.training.recipe import Recipe, RewardSettings
 
 
@@ -23,10 +23,11 @@ class Rollouts:
     of a rollout depend on the seed of the run, the rollout's index and the process alone.
     """
 
-    def __init__(self, runner: EpisodeRunner, recipe: Recipe, plan: Plan) -> None:
+    def __init__(self, runner: EpisodeRunner, recipe: Recipe, plan: Plan, attempt: int = 0) -> None:
         self._runner = runner
         self._recipe = recipe
         self._plan = plan
+        self._attempt = attempt
         self.episodes: list[Episode] = []
 
     def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
@@ -37,7 +38,7 @@ class Rollouts:
         """
         accelerator = trainer.accelerator
         index = self._plan.rollout(trainer.state.global_step)
-        seed = seed_of(self._recipe.run.seed, "rollout", index, accelerator.process_index)
+        seed = rollout_seed(self._recipe.run.seed, "rollout", index, accelerator.process_index, self._attempt)
         self.episodes = self._runner.for_model(accelerator.unwrap_model(trainer.model)).run(
             prompts,
             generator=torch.Generator().manual_seed(seed),

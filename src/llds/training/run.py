@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
 from accelerate import PartialState
 
+from llds.data.questions import Question
 from llds.engines.trl import dropout_warnings
 from llds.errors import LLDSError
 from llds.evaluation.evaluate import EvalResult, compare, load_evaluation
 from llds.evaluation.report import format_comparison
-from llds.files import atomic_write_text
+from llds.files import atomic_folder, atomic_write_text, remove_unfinished
+from llds.preflight import Report, merge
 from llds.search.episode import EpisodeRunner
 from llds.search.retrieval import RetrieverUnavailable
 from llds.search.sampling import Sampling
+from llds.training.alarms import STOPPED_BY_ALARM, AlarmDesk, Reaction
 from llds.training.checkpoints import (
-    atomic_folder,
     checkpoint_step,
     list_checkpoints,
-    remove_unfinished,
     save_model_folder,
 )
 from llds.training.environment import silence_libraries
@@ -37,16 +41,22 @@ from llds.training.inputs import (
     make_retriever,
     training_questions,
 )
-from llds.training.interrupt import stop_on_signal
-from llds.training.plan import Plan, make_plan
+from llds.training.interrupt import StopRequest, stop_on_signal
+from llds.training.plan import Plan, check_enough, make_plan
 from llds.training.policy import Policy, pick_device
+from llds.training.preflight import Gate, check_recipe, probe_once, refusal
+from llds.training.probe import RunProbe
 from llds.training.progress import Display
 from llds.training.recipe import RECIPE_FILE, Recipe, first_difference, read_recipe_file
-from llds.training.records import RunFolder, read_lines, write_json
+from llds.training.records import RunFolder, read_lines, what_llds_did, write_json
+from llds.training.rollback import Rollbacks
 from llds.training.scoring import AFTER, BEFORE, Scorer
 from llds.training.settings import to_yaml
 from llds.training.trainer import RunCallback, SearchTrainer, make_trainer
 from llds.training.warm import starting_policy
+
+# How long processes wait for the first one, which converts, warm-starts and scores alone.
+_PATIENCE = timedelta(hours=12)
 
 
 @dataclass(frozen=True)
@@ -55,7 +65,7 @@ class RunResult:
 
     ``finished``: the run is done; otherwise it was stopped, and ``exit_code`` says by which signal.
     ``evaluations``: by name, as in the folder ``evaluations``. ``llds_steps``: the number of optimizer steps
-    in which the penalty was "active", a "measured zero" and a "structural zero". ``seconds``: time in
+    in which the penalty was "active", a "measured zero", a "structural zero" and "off". ``seconds``: time in
     optimizer steps, rollouts included.
     """
 
@@ -83,8 +93,10 @@ class RunResult:
         return content
 
 
-def train(recipe: Recipe, display: Display) -> RunResult:
+def train(recipe: Recipe, display: Display, force: bool = False) -> RunResult:
     """Train by ``recipe``, or go on with a run that was stopped, or return the result of one that is done.
+
+    ``force``: train even if the preflight finds that the penalty can't work as meant.
 
     Raises :class:`LLDSError` for everything that the user can mend: settings, files, the model, the search
     tool, a run folder of another recipe.
@@ -93,7 +105,7 @@ def train(recipe: Recipe, display: Display) -> RunResult:
     if recipe.run.threads:
         torch.set_num_threads(recipe.run.threads)
     # The first call decides whether the processes of a launcher find each other, and over what.
-    PartialState(cpu=pick_device(recipe.model.device) == "cpu")
+    PartialState(cpu=pick_device(recipe.model.device) == "cpu", timeout=_PATIENCE)
     run = RunFolder(Path(recipe.run.folder) / recipe.run.name)
     with display, run.locked() if PartialState().is_main_process else nullcontext():
         if run.result.exists():
@@ -101,7 +113,7 @@ def train(recipe: Recipe, display: Display) -> RunResult:
             display.note(f"{run.path} is finished; this is its result. Give another run.name to train anew.")
             return read_result(run)
         try:
-            return _train(recipe, display, run)
+            return _train(recipe, display, run, force)
         except KeyboardInterrupt:
             display.note("Stopped at once. Run the same command again to go on from the last checkpoint.")
             return read_result(run, exit_code=130)
@@ -124,12 +136,8 @@ def read_result(run: RunFolder, exit_code: int = 0) -> RunResult:
 
 def count_llds_steps(rows: list[dict[str, Any]]) -> dict[str, int]:
     """Count the optimizer steps by what LLDS did in them."""
-    counts = {"active": 0, "measured zero": 0, "structural zero": 0}
-    for row in rows:
-        structural = row.get("llds/structural_zero") == 1
-        acted = "active" if row.get("llds/penalised_share") else "measured zero"
-        counts["structural zero" if structural else acted] += 1
-    return counts
+    counts = Counter(what_llds_did(row) for row in rows)
+    return {name: counts[name] for name in ("active", "measured zero", "structural zero", "off")}
 
 
 def format_result(result: RunResult) -> str:
@@ -142,19 +150,25 @@ def format_result(result: RunResult) -> str:
         [
             format_comparison(result.evaluations),
             f"{result.steps} optimizer steps in {result.seconds / 60:.1f} minutes; LLDS penalty {told}.",
-            f'Look at the model: llds ask {result.folder} "{example}"',
+            f"Look at the model: llds ask {quote(str(result.folder))} {quote(example)}",
         ]
     )
 
 
-def _train(recipe: Recipe, display: Display, run: RunFolder) -> RunResult:
+def _train(recipe: Recipe, display: Display, run: RunFolder, force: bool) -> RunResult:
     questions, held_out = training_questions(recipe), held_out_questions(recipe)
     check_reporters(recipe.run.report_to)
+    check_enough(len(questions), recipe)
     plan, protocol = make_plan(recipe, PartialState().num_processes), make_protocol(recipe)
-    checkpoint = _open_run(run, recipe, display)
-    with display.phase("opening the corpus", 1):
-        retriever = make_retriever(recipe.retrieval)
-    policy = starting_policy(recipe, questions, retriever, protocol, display)
+    static = check_recipe(recipe, plan.processes)
+    if static.certain and not force:
+        raise LLDSError(refusal(static))
+    _open_run(run, recipe, display)
+    # What one process puts into the cache of a machine, the others find there.
+    with PartialState().local_main_process_first():
+        with display.phase("opening the corpus", 1):
+            retriever = make_retriever(recipe.retrieval, run.retriever_event)
+        policy = starting_policy(recipe, questions, retriever, protocol, display)
     for note in policy.notes:
         display.note(note)
     check_prompts([*questions, *held_out], policy, protocol, recipe)
@@ -162,47 +176,107 @@ def _train(recipe: Recipe, display: Display, run: RunFolder) -> RunResult:
     scorer.score_both(BEFORE)
     sampling = Sampling(recipe.sampling.temperature, recipe.sampling.top_p, recipe.sampling.top_k)
     runner = EpisodeRunner(policy.model, policy.tokenizer, retriever, protocol, make_limits(recipe), sampling)
-    trainer, sampler = make_trainer(recipe, plan, run, policy, runner, questions)
-    _say_what_llds_can_do(trainer, run, display)
 
     def told() -> None:
         display.note("Stopping after this rollout and saving; press Ctrl-C again to stop at once.")
 
     with stop_on_signal(told) as stop:
-        trainer.add_callback(
-            RunCallback(recipe, plan, run, display, stop, sampler, trainer.accelerator, scorer.score_rollout)
-        )
-        _fit(trainer, plan, run, checkpoint, display)
-    if trainer.state.global_step < plan.total_steps:
-        if trainer.accelerator.is_main_process:
-            run.event("stop", step=trainer.state.global_step)
+        reaction: Reaction = "rollback"
+        while reaction == "rollback":
+            parts = _Parts(recipe, plan, run, policy, runner, questions, scorer, stop, display, static, force)
+            reaction, steps = _attempt(parts)
+    if reaction == "stop":
+        return read_result(run, exit_code=STOPPED_BY_ALARM)
+    if steps < plan.total_steps:
+        if PartialState().is_main_process:
+            run.event("stop", step=steps)
         return read_result(run, exit_code=stop.exit_code)
     scorer.score_both(AFTER)
     return _finish(recipe, run, policy)
 
 
-def _open_run(run: RunFolder, recipe: Recipe, display: Display) -> Path | None:
-    """Make a new run folder, or take up the old one. Returns the checkpoint to go on from, if there is one.
+@dataclass(frozen=True)
+class _Parts:
+    """All that one attempt is made of."""
+
+    recipe: Recipe
+    plan: Plan
+    run: RunFolder
+    policy: Policy
+    runner: EpisodeRunner
+    questions: list[Question]
+    scorer: Scorer
+    stop: StopRequest
+    display: Display
+    static: Report
+    force: bool
+
+
+def _attempt(parts: _Parts) -> tuple[Reaction, int]:
+    """Train from the last checkpoint to the end, to a stop, or until the run went back to a checkpoint.
+
+    Returns how an alarm ended it, if one did, and the number of optimizer steps that are done.
+    """
+    recipe, run, display = parts.recipe, parts.run, parts.display
+    PartialState().wait_for_everyone()
+    rollbacks = Rollbacks(run)
+    trainer, sampler = make_trainer(
+        recipe, parts.plan, run, parts.policy, parts.runner, parts.questions, rollbacks
+    )
+    _say_what_llds_can_do(trainer, run, display)
+    alarms = AlarmDesk(recipe, run, display, rollbacks, trainer)
+    trainer.llds.monitor.hooks.append(alarms.hear)
+    gate = Gate(run, display, trainer.accelerator, parts.force)
+    probe_once(trainer, lambda report: gate(merge([parts.static, report])))
+    trainer.add_callback(
+        RunCallback(
+            recipe=recipe,
+            plan=parts.plan,
+            run=run,
+            display=display,
+            stop=parts.stop,
+            sampler=sampler,
+            trainer=trainer,
+            alarms=alarms,
+            probe=RunProbe(recipe, parts.runner, parts.questions, run.path / "probe.json"),
+            evaluate=parts.scorer.score_rollout,
+            attempt=len(rollbacks),
+        )
+    )
+    _fit(trainer, parts.plan, run, _latest(run), display)
+    return alarms.reaction, trainer.state.global_step
+
+
+def _open_run(run: RunFolder, recipe: Recipe, display: Display) -> None:
+    """Make a new run folder, or take up the old one at its last checkpoint.
 
     Raises :class:`LLDSError` when the folder holds a run of another recipe, or something else.
     """
-    checkpoints = list_checkpoints(run.checkpoints)
-    step = checkpoint_step(checkpoints[-1]) if checkpoints else 0
     if PartialState().is_main_process:
-        started = run.config.exists()
+        started = run.has_begun()
         if started:
             _check_same_recipe(run, recipe)
-        elif any(path.name != ".lock" for path in run.path.iterdir()):
+        elif not run.is_free():
             raise LLDSError(f"{run.path} exists and is not a run folder; choose another run.name.")
         else:
             atomic_write_text(run.config, to_yaml(recipe))
-        remove_unfinished(run.checkpoints)
+        remove_unfinished(run.path)
+        Rollbacks(run).finish()
+        step = _step_of(_latest(run))
         run.cut_after(step)
         run.event("resume" if started else "start", step=step)
         if started:
             display.note(f"Going on with the run in {run.path} after {step} optimizer steps.")
     PartialState().wait_for_everyone()
+
+
+def _latest(run: RunFolder) -> Path | None:
+    checkpoints = list_checkpoints(run.checkpoints)
     return checkpoints[-1] if checkpoints else None
+
+
+def _step_of(checkpoint: Path | None) -> int:
+    return checkpoint_step(checkpoint) if checkpoint else 0
 
 
 def _check_same_recipe(run: RunFolder, recipe: Recipe) -> None:
@@ -226,7 +300,7 @@ def _say_what_llds_can_do(trainer: SearchTrainer, run: RunFolder, display: Displ
 def _fit(
     trainer: SearchTrainer, plan: Plan, run: RunFolder, checkpoint: Path | None, display: Display
 ) -> None:
-    first = checkpoint_step(checkpoint) if checkpoint else 0
+    first = _step_of(checkpoint)
     with display.training(first, plan.total_steps):
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from accelerate import PartialState
@@ -16,11 +18,17 @@ from llds.search.sampling import GREEDY
 from llds.training.inputs import make_limits
 from llds.training.policy import Policy
 from llds.training.progress import Display
-from llds.training.recipe import Recipe
+from llds.training.recipe import ModelSettings, Recipe
 from llds.training.records import RunFolder
 
 BEFORE, AFTER = "before", "after"
 WITHOUT_RETRIEVER = "-without-retriever"
+
+
+def arithmetic(model: Any, settings: ModelSettings) -> AbstractContextManager[Any]:
+    """Return the context in which ``model`` computes in the number format that ``model.dtype`` says."""
+    half = settings.dtype == "bfloat16"
+    return torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=half)
 
 
 class Scorer:
@@ -71,10 +79,9 @@ class Scorer:
             make_limits(self._recipe),
             GREEDY,
         )
-        half = self._recipe.model.dtype == "bfloat16"
         with (
             self._display.phase(f"scoring {name.replace('-', ' ')}", len(self._questions)) as count,
-            torch.autocast(self._policy.model.device.type, dtype=torch.bfloat16, enabled=half),
+            arithmetic(self._policy.model, self._recipe.model),
         ):
             batch = self._recipe.evaluation.batch
             result = evaluate(runner, self._questions, batch_size=batch, on_progress=count)

@@ -181,6 +181,8 @@ def _parse_yaml(text: str, where: str) -> Mapping[str, Any]:
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
         raise LLDSError(f"{where}{line} is not valid YAML: {error.problem}.") from None
+    except RecursionError:
+        raise LLDSError(f"{where} is nested too deeply: write sections, and settings below them.") from None
     except yaml.YAMLError as error:
         raise LLDSError(f"{where} is not valid YAML: {str(error).splitlines()[0]}.") from None
     if content is None:
@@ -200,6 +202,8 @@ def _scalar(raw: str) -> Any:
 
 
 def _unknown_key(root: type, key: str, where: str) -> LLDSError:
+    if key in sections(root):
+        return LLDSError(f"'{key}' in {where} is a section: name one of its settings, as {key}.NAME=VALUE.")
     near = did_you_mean(key, list(settings_table(root)))
     return LLDSError(
         f"Unknown setting '{key}' in {where}{near or '; `llds train --help` lists all settings.'}"
@@ -222,6 +226,8 @@ def _check(root: type, key: str, value: Any, where: str) -> Any:
         raise LLDSError(
             f"'{key}' in {where} must be {_wanted(item.kind)}, not {_name_of(value)}{near or '.'}"
         )
+    if kind is str and item.default and not checked.strip():
+        raise LLDSError(f"'{key}' in {where} is empty: give a text, or leave the setting out.")
     _check_range(item, checked, where)
     return checked
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llds.errors import LLDSError
+from llds.files import atomic_folder
 from llds.training.cache import cache_folder
-from llds.training.checkpoints import atomic_folder
+from llds.training.tokenizers import save_tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -80,7 +81,7 @@ def convert(source: Path, folder: Path) -> None:
         bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
     )
     model.save_pretrained(folder)
-    _tokenizer(fields).save_pretrained(folder)
+    save_tokenizer(_tokenizer(fields), folder)
 
 
 def _config(fields: dict[str, Any]) -> Any:

@@ -18,6 +18,7 @@ from llds.data.embedded import load_corpus, load_questions
 from llds.search.passages import Passage
 from llds.search.protocol import Protocol
 from llds.search.retrieval import BM25Retriever
+from llds.training.tokenizers import save_tokenizer
 from llds.training.traces import Habits, TraceSource
 from llds.training.warmstart import WarmStartPlan, warm_start
 
@@ -95,7 +96,7 @@ def build(out: Path, plan: WarmStartPlan = PLAN) -> None:
     model = build_model(tokenizer)
     warm_start(model, tokenizer, source, plan, on_step=_report)
     model.to(torch.bfloat16).save_pretrained(out)
-    tokenizer.save_pretrained(out)
+    save_tokenizer(tokenizer, out)
 
 
 def _report(step: int, loss: float) -> None:

@@ -127,7 +127,9 @@ def disguise(
     Names come from ``names`` (real titles) or are made up from syllables; country codes stay country codes.
     """
     entities = sorted({entity for hop in question.metadata["chain"] for entity in (hop[0], hop[2])}, key=len)
-    renamed = {entity: _pseudonym(entity, names, rng) for entity in reversed(entities)}
+    renamed: dict[str, str] = {}
+    for entity in reversed(entities):
+        renamed[entity] = _pseudonym(entity, names, rng, taken={*entities, *renamed.values()})
     pattern = re.compile("|".join(re.escape(entity) for entity in renamed))
 
     def rename(text: str) -> str:
@@ -139,7 +141,14 @@ def disguise(
 _SYLLABLES = tuple(re.findall("..", "bakoritemaduveshlopigoanisteumarquzoelwifrajohycabe"))
 
 
-def _pseudonym(entity: str, names: Sequence[str], rng: random.Random) -> str:
+def _pseudonym(entity: str, names: Sequence[str], rng: random.Random, taken: set[str]) -> str:
+    """Return a name that no other entity has: two of one name could not be told apart."""
+    while (name := _draw_name(entity, names, rng)) in taken:
+        pass
+    return name
+
+
+def _draw_name(entity: str, names: Sequence[str], rng: random.Random) -> str:
     if re.fullmatch(r"\.[a-z]{2}", entity):
         return "." + "".join(rng.choices(string.ascii_lowercase, k=2))
     if rng.random() < 0.5:

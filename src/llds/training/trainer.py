@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,21 @@ from transformers import TrainerCallback, set_seed
 from transformers.trainer_callback import PrinterCallback
 
 from llds.data.questions import Question
+from llds.dynamics import SERIES
 from llds.engines.trl import LLDSGRPOConfig, LLDSGRPOTrainer
+from llds.errors import LLDSError
 from llds.files import atomic_write_text
 from llds.search.episode import EpisodeRunner
+from llds.training.alarms import AlarmDesk, checkpoints_to_keep
 from llds.training.checkpoints import SafeCheckpointMixin
 from llds.training.interrupt import StopRequest
-from llds.training.plan import Plan, question_order, seed_of
-from llds.training.policy import Policy, pick_device
+from llds.training.plan import Plan, question_order, rollout_seed
+from llds.training.policy import Policy, first_not_finite, pick_device
+from llds.training.probe import RunProbe
 from llds.training.progress import Display
 from llds.training.recipe import RECIPE_FILE, Recipe
 from llds.training.records import RunFolder, append_line, canonical_metrics
+from llds.training.rollback import Rollbacks
 from llds.training.rollout import Rollouts, make_reward
 from llds.training.settings import to_yaml
 from llds.training.trajectories import TrajectorySampler
@@ -29,17 +35,28 @@ FAILED_EPISODES = "tool/failed_episodes"
 
 
 class SearchTrainer(SafeCheckpointMixin, LLDSGRPOTrainer):
-    """TRL's GRPO trainer with the LLDS term and safetensors checkpoints."""
+    """TRL's GRPO trainer with the LLDS term and safetensors checkpoints.
+
+    ``before_first_batch``: called with the first micro-batch of training, before anything is learnt from it.
+    """
 
     recipe_text: str
+    before_first_batch: Callable[[dict[str, Any]], None] | None = None
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the loss of a micro-batch."""
+        look, self.before_first_batch = self.before_first_batch, None
+        if look is not None:
+            look(inputs)
+        return super().compute_loss(model, inputs, *args, **kwargs)
 
     def save_extra(self, folder: Path) -> None:
-        """Add the recipe, and the lagged anchor of LLDS when there is one."""
+        """Add the recipe, and what LLDS and its monitor remember."""
         atomic_write_text(folder / RECIPE_FILE, self.recipe_text)
         self.llds.save(str(folder))
 
     def load_extra(self, folder: Path) -> None:
-        """Read the lagged anchor of LLDS, when it is used."""
+        """Read what LLDS and its monitor remember."""
         self.llds.load(str(folder))
 
 
@@ -50,11 +67,12 @@ def make_trainer(
     policy: Policy,
     runner: EpisodeRunner,
     questions: Sequence[Question],
+    rollbacks: Rollbacks,
 ) -> tuple[SearchTrainer, TrajectorySampler]:
     """Build the trainer of a recipe and the sampler of its trajectories.
 
-    ``questions``: those to train on. Raises :class:`~llds.errors.LLDSError` for settings that the trainer
-    can't serve.
+    ``questions``: those to train on. ``rollbacks``: how often the run went back before. Raises
+    :class:`~llds.errors.LLDSError` for settings that the trainer can't serve.
     """
     from datasets import Dataset
 
@@ -68,12 +86,15 @@ def make_trainer(
             {"prompt": [questions[index].question for index in order], "question_index": order}
         ),
         processing_class=policy.tokenizer,
-        rollout_func=Rollouts(runner, recipe, plan),
+        rollout_func=Rollouts(runner, recipe, plan, attempt=len(rollbacks)),
     )
+    trainer.llds.set_coef(rollbacks.coef(recipe.llds.coef))
+    # The run's own records take them.
+    trainer.llds.monitor.writes_events = False
     trainer.remove_callback(PrinterCallback)
     trainer.check_checkpoints_possible()
     trainer.checkpoint_folder = run.checkpoints
-    trainer.checkpoints_to_keep = recipe.run.keep
+    trainer.checkpoints_to_keep = checkpoints_to_keep(recipe, plan)
     trainer.recipe_text = to_yaml(recipe)
     if trainer.accelerator.is_main_process and recipe.run.trajectories:
         trainer.llds.observers.append(sampler.observe)
@@ -139,13 +160,17 @@ def _llds_config(recipe: Recipe) -> dict[str, Any]:
         "llds_huber_width": llds.huber_width,
         "llds_answer_weight": "auto" if llds.mask_answer else None,
         "llds_answer_searches": llds.answer_searches,
+        "llds_lld_epsilon": recipe.dynamics.lld_epsilon,
+        # What an alarm does is settled between rollouts; see llds.training.alarms.
+        "llds_on_alarm": "warn",
     }
 
 
 class RunCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not type-checked
-    """Seeds every rollout, records every step, and stops, saves and evaluates between rollouts.
+    """Seeds every rollout, records every step, and stops, saves, probes and evaluates between rollouts.
 
-    ``evaluate`` is called with the number of finished rollouts, on the main process alone.
+    ``evaluate`` is called with the number of finished rollouts, on the main process alone. ``attempt``: how
+    often the run went back before.
     """
 
     def __init__(
@@ -156,8 +181,11 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not
         display: Display,
         stop: StopRequest,
         sampler: TrajectorySampler,
-        accelerator: Any,
+        trainer: SearchTrainer,
+        alarms: AlarmDesk,
+        probe: RunProbe,
         evaluate: Callable[[int], None],
+        attempt: int = 0,
     ) -> None:
         self._recipe = recipe
         self._plan = plan
@@ -165,14 +193,26 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not
         self._display = display
         self._stop = stop
         self._sampler = sampler
-        self._accelerator = accelerator
+        self._trainer = trainer
+        self._alarms = alarms
+        self._probe = probe
         self._evaluate = evaluate
+        self._attempt = attempt
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Seed everything random in the rollout that begins, so that checkpoints need no generator states."""
-        if self._plan.at_boundary(state.global_step):
-            rollout = self._plan.rollout(state.global_step)
-            set_seed(seed_of(self._recipe.run.seed, "step", rollout, self._accelerator.process_index))
+        """Probe, and seed everything random in the rollout that begins, so that checkpoints need no generator
+        states.
+        """
+        if not self._plan.at_boundary(state.global_step):
+            return
+        rollout = self._plan.rollout(state.global_step)
+        if self._probe.is_due(rollout):
+            with self._display.phase("probing one update", 1):
+                found = self._probe.measure(self._trainer, rollout)
+            for name, value in found.items():
+                self._trainer._metrics["train"][SERIES[name].key].append(value)
+        process = self._trainer.accelerator.process_index
+        set_seed(rollout_seed(self._recipe.run.seed, "step", rollout, process, self._attempt))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Between rollouts, decide whether to save and to stop."""
@@ -186,27 +226,54 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not
 
     def _stop_is_agreed(self) -> bool:
         """Say whether any process was asked to stop; all processes say the same."""
-        asked = torch.tensor([self._stop.requested], device=self._accelerator.device)
-        return bool(self._accelerator.gather(asked).any())
+        accelerator = self._trainer.accelerator
+        asked = torch.tensor([self._stop.requested], device=accelerator.device)
+        return bool(accelerator.gather(asked).any())
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any], **others: Any) -> None:
-        """Write the line of an optimizer step; evaluate when it is time."""
-        if "loss" not in logs or not state.is_world_process_zero:
+        """Write the line of an optimizer step; between rollouts, heed alarms and evaluate when it is time."""
+        if "loss" not in logs:
             return
-        row = metrics_row(state.global_step, self._plan, logs)
+        if state.is_world_process_zero:
+            self._record(state.global_step, logs)
+        self._check_alive(state, logs)
+        if not self._plan.at_boundary(state.global_step):
+            return
+        reaction = self._alarms.settle(state.global_step)
+        if reaction != "none":
+            control.should_training_stop = True
+            control.should_save = reaction == "stop"
+        elif state.is_world_process_zero:
+            self._evaluate_between(state)
+
+    def _check_alive(self, state: Any, logs: Mapping[str, Any]) -> None:
+        """Stop a run whose weights are lost before they take the place of good ones in the checkpoints."""
+        suspicious = not all(math.isfinite(logs.get(name, 0.0)) for name in ("loss", "grad_norm"))
+        due = suspicious or self._plan.at_boundary(state.global_step)
+        if not due or first_not_finite(self._trainer.model) is None:
+            return
+        reason = (
+            f"The weights became NaN or infinite in optimizer step {state.global_step}; nothing can be learnt "
+            "from there. Lower grpo.learning_rate or llds.coef, and give another run.name."
+        )
+        if state.is_world_process_zero:
+            self._run.event("failed", step=state.global_step, reason=reason)
+        raise LLDSError(reason)
+
+    def _record(self, step: int, logs: Mapping[str, Any]) -> None:
+        row = metrics_row(step, self._plan, logs)
         append_line(self._run.metrics, row)
         self._display.step(row)
         if self._recipe.run.trajectories:
-            self._run.write_trajectories(state.global_step, self._sampler.take())
+            self._run.write_trajectories(step, self._sampler.take())
         if failed := logs.get(FAILED_EPISODES):
-            self._run.event("tool_failed", step=state.global_step, episodes=int(failed))
+            self._run.event("tool_failed", step=step, episodes=int(failed))
             self._display.note(f"The search tool failed in {int(failed)} episodes; they are left out.")
-        self._evaluate_between(state)
 
     def _evaluate_between(self, state: Any) -> None:
         every = self._recipe.evaluation.every
         done = self._plan.rollout(state.global_step)
-        due = every > 0 and self._plan.at_boundary(state.global_step) and done % every == 0
+        due = every > 0 and done % every == 0
         if due and state.global_step < self._plan.total_steps:
             self._evaluate(done)
 

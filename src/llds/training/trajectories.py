@@ -93,7 +93,9 @@ def describe(
 def _spans(
     episode: Episode, drops: Sequence[float], advantage: float, settings: LLDSSettings
 ) -> list[dict[str, Any]]:
-    preserved = advantage > _TOLERANCE or (settings.preserve == "nonnegative" and advantage >= -_TOLERANCE)
+    nonnegative = advantage > _TOLERANCE or (settings.preserve == "nonnegative" and advantage >= -_TOLERANCE)
+    # Of a failed episode no token is in the loss.
+    preserved = nonnegative and not episode.tool_failed
     whole = sum(_drop(drops, turn.start, turn.end, settings) for turn in episode.turns) > 0
     starts = [turn.start for turn in episode.turns[1:]] + [len(episode.response_ids)]
     spans: list[dict[str, Any]] = []

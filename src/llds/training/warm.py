@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from llds.data.questions import Question
+from llds.files import atomic_folder
 from llds.search.protocol import Protocol
 from llds.search.retrieval import Retriever
 from llds.training.cache import cache_folder, fingerprint
-from llds.training.checkpoints import atomic_folder, save_model_folder
+from llds.training.checkpoints import save_model_folder
 from llds.training.policy import Policy, load_policy, model_source
 from llds.training.progress import Display
 from llds.training.recipe import Recipe
@@ -45,9 +46,12 @@ def starting_policy(
         render=lambda text: _prompt_text(protocol, policy.tokenizer, text),
     )
     plan = WarmStartPlan(settings.steps, settings.batch, settings.learning_rate)
-    with display.phase("warm start on traces", settings.steps) as count:
+    # The folder is begun first, so that a cache that can't be written is known before the work is done.
+    with (
+        atomic_folder(target) as folder,
+        display.phase("warm start on traces", settings.steps) as count,
+    ):
         warm_start(policy.model, policy.tokenizer, traces, plan, on_step=lambda step, loss: count(step))
-    with atomic_folder(target) as folder:
         save_model_folder(policy.model, policy.tokenizer, folder)
     return load_policy(warm)
 

@@ -36,7 +36,11 @@ def structural_status(args: Any, options: LLDSOptions) -> LLDSStatus:
             "off", "LLDS is off (coef=0): its metrics are measured, nothing is added to the loss."
         )
     if options.baseline == "reference":
-        return LLDSStatus("live", "LLDS is live: displacement is measured from the reference policy.")
+        return LLDSStatus(
+            "live",
+            "LLDS is live: displacement is measured from the reference policy, which the policy equals until the "
+            "first optimizer step.",
+        )
     if options.baseline == "anchor":
         return LLDSStatus(
             "partial",
@@ -57,15 +61,21 @@ def structural_status(args: Any, options: LLDSOptions) -> LLDSStatus:
 
 
 def _structural_text(args: Any) -> str:
-    accumulation = args.gradient_accumulation_steps
-    batch = 2 * accumulation * args.per_device_train_batch_size * args.world_size
     return (
         "LLDS: STRUCTURAL ZERO. The penalty cannot act, because each rollout is used up before the policy "
-        f"changes: gradient_accumulation_steps={accumulation} is a multiple of "
+        f"changes: gradient_accumulation_steps={args.gradient_accumulation_steps} is a multiple of "
         f"steps_per_generation={args.steps_per_generation} x num_iterations={args.num_iterations}, so old "
-        f"and new log-probs are the same. Set steps_per_generation={2 * accumulation} (or "
-        f"generation_batch_size={batch}) for two optimizer steps per rollout, or keep the schedule and set "
-        'the LLDS baseline to "anchor".'
+        f"and new log-probs are the same. To mend it, {live_advice(args)}."
+    )
+
+
+def live_advice(args: Any) -> str:
+    """Return what to change for two optimizer steps per rollout, or to do without."""
+    micro_batches = -(-2 * args.gradient_accumulation_steps // args.num_iterations)
+    batch = micro_batches * args.per_device_train_batch_size * args.world_size
+    return (
+        f"set steps_per_generation={micro_batches} (or generation_batch_size={batch}) for two optimizer steps per "
+        'rollout, or keep the schedule and set the LLDS baseline to "anchor"'
     )
 
 

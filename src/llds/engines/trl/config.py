@@ -16,6 +16,7 @@ GATES = ("action", "response", "token")
 #: gradient.
 NORMALIZERS = ("all", "preserved", "response")
 BASELINES = ("old", "reference", "anchor")
+ON_ALARM = ("ignore", "warn", "stop")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,8 @@ class LLDSOptions:
     huber_width: float = 0.1
     answer_weight: float | str | None = None
     answer_searches: float = 2.0
+    lld_epsilon: float = -0.01
+    on_alarm: str = "warn"
 
     def __post_init__(self) -> None:
         check_choice(GATES, gate=self.gate)
@@ -45,11 +48,12 @@ class LLDSOptions:
         check_choice(BASELINES, baseline=self.baseline)
         check_choice(("nonnegative", "positive"), preserve=self.preserve)
         check_choice(("relu", "huber"), penalty=self.penalty)
+        check_choice(ON_ALARM, on_alarm=self.on_alarm)
         self._check_numbers()
         object.__setattr__(self, "answer_weight", _answer_weight(self.answer_weight))
 
     def _check_numbers(self) -> None:
-        for name in ("coef", "advantage_tol", "dead_zone", "huber_width", "answer_searches"):
+        for name in ("coef", "advantage_tol", "dead_zone", "huber_width", "answer_searches", "lld_epsilon"):
             _check_number(name, getattr(self, name))
         for name in ("warmup_steps", "anchor_every"):
             value = getattr(self, name)
@@ -164,6 +168,18 @@ class LLDSGRPOConfig(GRPOConfig):
     llds_answer_searches: float = _field(
         2.0,
         "Searches per trajectory from which answers count in full with `llds_answer_weight='auto'`, above 0.",
+    )
+
+    llds_lld_epsilon: float = _field(
+        -0.01,
+        "An action or a response counts as displaced in the llds/lld_... metrics when its log-prob changed by "
+        "this many nats or less (epsilon of Def. 4.1). Not part of the penalty.",
+    )
+    llds_on_alarm: str = _field(
+        "warn",
+        "What to do when the monitor sees correct responses lose likelihood and a second sign of trouble: "
+        "'warn' (log it, call the hooks, write llds_events.jsonl), 'stop' training as well, or 'ignore' (no "
+        "monitor). Set logging_steps=1 for the earliest alarm.",
     )
 
     def __post_init__(self) -> None:

@@ -8,12 +8,15 @@ Extra keys of its answer, each a list with one entry per completion:
   truncated ones.) Reward functions are called for it; what they return is not used.
 - ``answer_mask`` (list of 0 and 1, one per completion token): the tokens of the final answer.
 - ``valid_searches`` (int): searches that were well formed and answered.
+- ``first_search`` (text or None): what the first search returned, such as its passage ids in a row; None
+  without a search. From it comes the share of wrong responses that began like a correct one (Fig. 5).
 
 A completion needs at least one token, an episode that failed before its first too.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llds.dynamics import compare_first_searches
 from llds.engines.trl.config import LLDSOptions
 from llds.errors import LLDSError
 from llds.objective import answer_weight_from_searches
@@ -28,12 +32,14 @@ from llds.objective import answer_weight_from_searches
 TOOL_FAILED = "tool_failed"
 ANSWER_MASK = "answer_mask"
 VALID_SEARCHES = "valid_searches"
+FIRST_SEARCH = "first_search"
 FAILED_METRIC = "tool/failed_episodes"
 
 #: Keys that are added to the inputs of a training batch.
 ROLLOUT_STEP = "llds_rollout_step"
 ROW_ANSWER_MASK = "llds_answer_mask"
 ROW_ANSWER_WEIGHT = "llds_answer_weight"
+ROW_FIRST_SEARCH = "llds_first_search"
 
 Rows = Sequence[dict[str, Any]]
 
@@ -87,15 +93,19 @@ class _Answers:
 
 
 def add_answers(accelerator: Any, options: LLDSOptions, rows: Rows, batch: dict[str, Any]) -> None:
-    """Add the answer mask and the answer weight to a training batch. Collective.
+    """Add the answer mask to a training batch, and with ``answer_weight`` the weight. Collective.
 
-    Raises ``LLDSError`` on every process if any process's rollouts don't say what the setting needs.
+    Without that setting the mask only serves the series of the answer span, and is left out unless every
+    completion has one. Raises ``LLDSError`` on every process if any process's rollouts don't say what the
+    setting needs, or something wrong.
     """
     found = _read_answers(rows, batch["completion_mask"], needs_searches=options.answer_weight == "auto")
     counts = [found.missing, found.wrong, found.searches, found.episodes]
     device = accelerator.device
     total = accelerator.reduce(torch.tensor(counts, dtype=sum_dtype(device), device=device), "sum")
     missing, wrong, searches, episodes = total.tolist()
+    if missing and options.answer_weight is None:
+        return
     if missing:
         names = (
             f"{ANSWER_MASK!r} and {VALID_SEARCHES!r}"
@@ -111,11 +121,46 @@ def add_answers(accelerator: Any, options: LLDSOptions, rows: Rows, batch: dict[
             f"rollout_func must return {ANSWER_MASK!r} with one 0 or 1 per completion token; {wrong:.0f} "
             "completions have another length."
         )
+    batch[ROW_ANSWER_MASK] = found.mask
+    if options.answer_weight is None:
+        return
     weight = torch.tensor(options.answer_weight if options.answer_weight != "auto" else 1.0, device=device)
     if options.answer_weight == "auto":
         mean = torch.tensor(searches / max(episodes, 1.0), device=device)
         weight = answer_weight_from_searches(mean, options.answer_searches)
-    batch[ROW_ANSWER_MASK], batch[ROW_ANSWER_WEIGHT] = found.mask, weight
+    batch[ROW_ANSWER_WEIGHT] = weight
+
+
+def add_first_searches(
+    accelerator: Any, group_size: int, tol: float, rows: Rows, batch: dict[str, Any]
+) -> None:
+    """Add to a training batch, per response, whether it is wrong and began like a correct one. Collective.
+
+    ``group_size``: responses per group, which lie side by side over all processes, as TRL keeps them.
+    ``tol``: as ``advantage_tol`` of :func:`llds.llds_loss`. Where no row says ``first_search`` nothing is
+    added. Codes are those of :func:`llds.dynamics.compare_first_searches`.
+    """
+    advantages = batch["advantages"]
+    if advantages.dim() > 1:
+        advantages = advantages[:, 0]
+    found = torch.tensor([_digest(row.get(FIRST_SEARCH)) for row in rows], device=accelerator.device)
+    told = torch.tensor([FIRST_SEARCH in row for row in rows], device=accelerator.device)
+    all_found, all_told = accelerator.gather(found), accelerator.gather(told)
+    all_advantages = accelerator.gather(advantages).tolist()
+    if not all_told.any():
+        return
+    results = [number or None for number in all_found.tolist()]
+    groups = [index // group_size for index in range(len(results))]
+    codes = compare_first_searches(results, all_advantages, groups, tol)
+    first = accelerator.process_index * len(rows)
+    batch[ROW_FIRST_SEARCH] = torch.tensor(codes[first : first + len(rows)], device=accelerator.device)
+
+
+def _digest(result: str | None) -> int:
+    """Return a number that stands for what a search returned, 0 for no search; it must cross processes."""
+    if result is None:
+        return 0
+    return int.from_bytes(hashlib.blake2b(result.encode(), digest_size=8).digest(), signed=True) or 1
 
 
 def _read_answers(rows: Rows, completion_mask: Tensor, *, needs_searches: bool) -> _Answers:

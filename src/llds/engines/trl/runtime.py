@@ -1,4 +1,4 @@
-"""The state of LLDS in one trainer, and the term that it adds to a micro-batch's loss."""
+"""The state of LLDS in one trainer: the term that it adds to a micro-batch's loss, and what it measures."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 from transformers import TrainerCallback
 
+from llds.dynamics import Measure
 from llds.engines.trl import rollout
 from llds.engines.trl.checks import LLDSStatus, check_engine, dropout_warnings, structural_status
 from llds.engines.trl.config import LLDSOptions
 from llds.engines.trl.counting import BatchCounter, response_mask
+from llds.engines.trl.monitor import RunMonitor
 from llds.engines.trl.window import StepRecord, Window, make_record
 from llds.errors import LLDSError
 from llds.files import atomic_write_bytes
@@ -29,10 +32,22 @@ logger = logging.getLogger("llds.engines.trl")
 #: T], advantages [B], no gradient; ``inputs`` is TRL's batch. ``old_logprobs`` is the baseline that LLDS was
 #: given.
 Observer = Callable[[Tensor, Tensor, Tensor, Tensor, dict[str, Any]], None]
-#: Called once per optimizer step, on every process, right before the optimizer acts.
+#: Called once per optimizer step, on every process, when the loss of its last micro-batch is made. Its
+#: backward pass is still to come, so gradients and weights are not yet those of the step.
 StepHook = Callable[[StepRecord], None]
 
 ANCHOR_FILE = "llds_anchor.safetensors"
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What one forward pass gave, each [B, T] in nats: log-probs, entropies without gradient, and the
+    anchor's log-probs.
+    """
+
+    logprobs: Tensor
+    entropies: Tensor | None = None
+    anchored: Tensor | None = None
 
 
 class LLDSRuntime:
@@ -40,7 +55,7 @@ class LLDSRuntime:
 
     ``options``, ``status``: what was set, and whether it can act. ``observers``, ``step_hooks``: lists to add
     callables to; collectives in them must run on every process. ``last_step``: the record of the latest
-    optimizer step.
+    optimizer step. ``monitor``: where the run stands, and its own list of hooks.
     """
 
     def __init__(self, trainer: Any, options: LLDSOptions) -> None:
@@ -53,8 +68,10 @@ class LLDSRuntime:
         self.anchor: LaggedAnchor | None = None
         self.verdicts: Counter[str] = Counter()
         self._trainer = trainer
-        self._captured: list[tuple[Tensor, Tensor | None]] | None = None
-        self._window = Window()
+        self._is_told = False
+        self._captured: list[Forward] | None = None
+        self.monitor = RunMonitor(trainer, options)
+        self._window = self._new_window()
         self._counter = BatchCounter(trainer, options)
         trainer.add_callback(_Lifecycle(self))
 
@@ -62,16 +79,19 @@ class LLDSRuntime:
 
     def begin(self) -> None:
         """Start a run: nothing is left of an interrupted optimizer step, and what cannot work is said."""
-        self._window, self._captured = Window(), None
-        self._counter.reset()
+        self.reset_step()
+        self._captured = None
         self.verdicts.clear()
+        self.monitor.begin()
         if self.options.baseline == "anchor":
             self._begin_anchor()
         if not self._trainer.accelerator.is_main_process:
             return
-        logger.log(
-            logging.WARNING if self.status.kind == "structural_zero" else logging.INFO, self.status.text
-        )
+        # Python hides what is no warning unless told otherwise, and nobody should have to ask whether LLDS is on.
+        is_news = self.status.kind != "off" and not self._is_told
+        is_zero = self.status.kind == "structural_zero"
+        logger.log(logging.WARNING if is_zero or is_news else logging.INFO, self.status.text)
+        self._is_told = True
         if self.options.coef > 0:
             for sentence in dropout_warnings(self._trainer.model):
                 logger.warning("LLDS: %s", sentence)
@@ -99,13 +119,38 @@ class LLDSRuntime:
                 "start anew, or resume with the baseline that it was written with."
             )
 
+    def reset_step(self) -> None:
+        """Forget the micro-batches of an optimizer step that was not finished."""
+        self._window = self._new_window()
+        self._counter.reset()
+
+    def _new_window(self) -> Window:
+        options = self.options
+        how = Measure(
+            lld_epsilon=options.lld_epsilon,
+            advantage_tol=options.advantage_tol,
+            gate=options.gate,
+            dead_zone=options.dead_zone,
+        )
+        return Window(how, self._trainer.accelerator.device)
+
+    def set_coef(self, coef: float) -> None:
+        """Change λ from the next micro-batch on, on this process; do the same on every other.
+
+        Raises ``LLDSError`` for a value that cannot be meant.
+        """
+        self.options = replace(self.options, coef=coef)
+        self.status = structural_status(self._trainer.args, self.options)
+
     def save(self, folder: str) -> None:
-        """Write the anchor into a checkpoint folder."""
+        """Write the anchor and what the monitor remembers into a checkpoint folder."""
+        self.monitor.save(folder)
         if self.anchor is not None:
             atomic_write_bytes(Path(folder, ANCHOR_FILE), save(self.anchor.state_dict()))
 
     def load(self, folder: str) -> None:
-        """Read the anchor from a checkpoint folder, if it is there."""
+        """Read from a checkpoint folder what :meth:`save` wrote, as far as it is there."""
+        self.monitor.load(folder)
         self.anchor = None
         path = Path(folder, ANCHOR_FILE)
         if self.options.baseline == "anchor" and path.exists():
@@ -115,9 +160,9 @@ class LLDSRuntime:
     # --- one micro-batch
 
     @contextmanager
-    def capturing(self) -> Iterator[list[tuple[Tensor, Tensor | None]]]:
-        """Collect the log-probs that are computed with a gradient, each with the anchor's."""
-        captured: list[tuple[Tensor, Tensor | None]] = []
+    def capturing(self) -> Iterator[list[Forward]]:
+        """Collect what the forward passes with a gradient give."""
+        captured: list[Forward] = []
         self._captured = captured
         try:
             yield captured
@@ -132,7 +177,7 @@ class LLDSRuntime:
         result = forward(model, *args, **kwargs)
         logprobs = _logprobs_of(result)
         if logprobs.requires_grad:
-            self._captured.append((logprobs, anchored))
+            self._captured.append(Forward(logprobs, _entropies_of(result, logprobs), anchored))
         return result
 
     def _anchor_logprobs(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Tensor | None:
@@ -148,9 +193,7 @@ class LLDSRuntime:
             model.train()
         return _logprobs_of(result).detach()
 
-    def add_term(
-        self, loss: Tensor, inputs: dict[str, Any], captured: list[tuple[Tensor, Tensor | None]]
-    ) -> Tensor:
+    def add_term(self, loss: Tensor, inputs: dict[str, Any], captured: list[Forward]) -> Tensor:
         """Return ``loss`` with the LLDS term of this micro-batch; at the last one, close the optimizer step.
 
         With λ = 0 it is ``loss`` itself. Raises ``RuntimeError``, on every process and before the optimizer
@@ -162,8 +205,9 @@ class LLDSRuntime:
         unseen = len(captured) != 1
         # One process must not stop alone: the others would wait for it. So it goes on without, and says so
         # below.
-        logprobs, anchored = (torch.zeros(mask.shape, device=mask.device), None) if unseen else captured[0]
-        old = logprobs.detach() if unseen else self._baseline(inputs, logprobs.detach(), anchored)
+        seen = Forward(torch.zeros(mask.shape, device=mask.device)) if unseen else captured[0]
+        logprobs = seen.logprobs
+        old = logprobs.detach() if unseen else self._baseline(inputs, logprobs.detach(), seen.anchored)
         coef = self.options.coef_at(self._trainer.state.global_step)
         output = llds_loss(
             logprobs,
@@ -176,14 +220,34 @@ class LLDSRuntime:
             **self.options.loss_options(),
         )
         additive = {name: value for name, value in output.metrics.items() if name not in RATIOS}
-        self._window.add(
-            {**additive, "loss": output.loss, **self._extras(inputs, logprobs.detach(), mask, unseen)}
-        )
+        self._window.add({**additive, "loss": output.loss, **self._extras(inputs, mask, unseen)})
+        if not unseen:
+            self._measure(inputs, seen, mask)
         for observer in () if unseen else self.observers:
             observer(logprobs.detach(), old, inputs["advantages"], mask, inputs)
         if accelerator.sync_gradients:
             self._close(coef)
         return loss if coef == 0 or unseen else loss + output.loss
+
+    def _measure(self, inputs: dict[str, Any], seen: Forward, mask: Tensor) -> None:
+        """Add the micro-batch to the series of the step, measured from the policy that sampled."""
+        logprobs = seen.logprobs.detach()
+        old = inputs.get("old_per_token_logps")
+        self._window.dynamics.add(
+            logprobs,
+            logprobs if old is None else old,
+            inputs["advantages"],
+            mask,
+            answer_mask=inputs.get(rollout.ROW_ANSWER_MASK),
+            entropies=seen.entropies,
+            first_search=inputs.get(rollout.ROW_FIRST_SEARCH),
+            updates=self._updates_since_rollout(inputs),
+        )
+
+    def _updates_since_rollout(self, inputs: dict[str, Any]) -> int | None:
+        """Return the optimizer steps between sampling this batch and now; None where nobody noted it."""
+        sampled = inputs.get(rollout.ROLLOUT_STEP)
+        return None if sampled is None else self._trainer.state.global_step - int(sampled)
 
     def _baseline(self, inputs: dict[str, Any], logprobs: Tensor, anchored: Tensor | None) -> Tensor:
         if self.options.baseline == "anchor":
@@ -208,32 +272,27 @@ class LLDSRuntime:
             "answer_weight": inputs[rollout.ROW_ANSWER_WEIGHT],
         }
 
-    def _extras(
-        self, inputs: dict[str, Any], logprobs: Tensor, mask: Tensor, unseen: bool
-    ) -> dict[str, Tensor]:
-        """Return the sums that the objective doesn't know: steps, and the noise floor on fresh rollouts."""
+    def _extras(self, inputs: dict[str, Any], mask: Tensor, unseen: bool) -> dict[str, Tensor]:
+        """Return the sums that the objective doesn't know: batches, whether LLDS could act in them, and where
+        old and new were taken to be the same.
+        """
         old = inputs.get("old_per_token_logps")
-        fresh = bool(inputs.get(rollout.ROLLOUT_STEP) == self._trainer.state.global_step)
-        measured = mask.bool() & (fresh and old is not None)
-        distance = torch.zeros_like(logprobs) if old is None else (old - logprobs).abs()
+        fresh = self._updates_since_rollout(inputs) == 0
         structural = {"old": old is None or fresh, "anchor": self.anchor is not None and self.anchor.lag == 0}
         numbers = {
             "batches": 1,
             "structural_batches": structural.get(self.options.baseline, False),
+            "assumed_batches": old is None,
             "unseen": unseen,
         }
-        return {
-            "fresh_abs_sum": distance.masked_fill(~measured, 0).sum(),
-            "fresh_tokens": measured.sum(),
-            **{name: torch.tensor(float(value), device=mask.device) for name, value in numbers.items()},
-        }
+        return {name: torch.tensor(float(value), device=mask.device) for name, value in numbers.items()}
 
     # --- one optimizer step
 
     def _close(self, coef: float) -> None:
         trainer = self._trainer
-        sums = self._window.reduce(trainer.accelerator)
-        self._window = Window()
+        sums, series = self._window.reduce(trainer.accelerator)
+        self._window = self._new_window()
         self._counter.reset()
         if sums["unseen"] > 0:
             raise RuntimeError(
@@ -243,7 +302,14 @@ class LLDSRuntime:
                 "another way than TRL's GRPOTrainer; let its compute_loss call super().compute_loss(), or "
                 "train without LLDS."
             )
-        record = make_record(trainer.state.global_step, coef, sums, trainer.accelerator.num_processes)
+        if (
+            self.options.baseline == "reference"
+            and trainer.state.global_step == 0
+            and not sums["moved_tokens"]
+        ):
+            # The policy still is the reference.
+            sums["structural_batches"] = sums["batches"]
+        record = make_record(trainer.state.global_step, coef, sums, series, trainer.accelerator.num_processes)
         self.last_step = record
         self.verdicts[record.verdict] += 1
         for name, value in record.metrics.items():
@@ -264,8 +330,16 @@ class LLDSRuntime:
             rollout.mask_failed(trainer.accelerator, rows, batch)
         if training:
             batch[rollout.ROLLOUT_STEP] = torch.tensor(trainer.state.global_step)
-            if self.options.answer_weight is not None:
-                rollout.add_answers(trainer.accelerator, self.options, rows, batch)
+            rollout.add_answers(trainer.accelerator, self.options, rows, batch)
+            rollout.add_first_searches(
+                trainer.accelerator, trainer.num_generations, self.options.advantage_tol, rows, batch
+            )
+
+
+def _entropies_of(result: Any, logprobs: Tensor) -> Tensor | None:
+    """Return the entropies [B, T] of a forward pass, if it has any; TRL puts them after the log-probs."""
+    second = result[1] if isinstance(result, tuple) and len(result) > 1 else None
+    return second.detach() if isinstance(second, Tensor) and second.shape == logprobs.shape else None
 
 
 def _logprobs_of(result: Any) -> Tensor:

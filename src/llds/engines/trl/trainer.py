@@ -2,8 +2,8 @@
 
 Wrapped methods of TRL, none of them copied: ``_get_per_token_logps_and_entropies`` (its log-probs are kept
 while a loss is computed), ``compute_loss`` (the term is added), ``_calculate_rewards`` and
-``_generate_and_score_completions`` (failed episodes, answer spans), ``_save_checkpoint`` and
-``_load_optimizer_and_scheduler`` (the anchor).
+``_generate_and_score_completions`` (failed episodes, answer spans, first searches), ``log`` (the monitor),
+``_save_checkpoint`` and ``_load_optimizer_and_scheduler`` (the anchor, and what the monitor remembers).
 """
 
 from __future__ import annotations
@@ -75,6 +75,12 @@ class LLDSMixin(_Base):
         batch = super()._generate_and_score_completions(inputs)
         self.llds.annotate(inputs, batch, failed=self._llds_failed, training=training)
         return batch
+
+    def log(self, logs: Any, *args: Any, **kwargs: Any) -> None:
+        """Log as TRL does, after the monitor had a look."""
+        if self.model.training:
+            self.llds.monitor.before_log(logs)
+        super().log(logs, *args, **kwargs)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)

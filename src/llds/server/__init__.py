@@ -1,0 +1,1 @@
+"""The retrieval server: an index behind Search-R1's protocol."""
