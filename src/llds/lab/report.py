@@ -215,11 +215,11 @@ def findings(arms: Runs) -> str:
     known = [name for name in ranked if summaries[name].runs >= _LEAST_RUNS]
     if len(known) > 1:
         lines.append(f"- Highest final reward among those with {_LEAST_RUNS} seeds or more: `{known[0]}`.")
-    if "llds" in arms and "kl100" in arms:
-        difference = paired(arms["kl100"], arms["llds"])
+    for first, second in (("kl100", "llds"), ("kl100", "llds+kl100"), ("half-lr", "llds")):
+        difference = paired(arms.get(first, []), arms.get(second, []))
         if difference is not None:
             lines.append(
-                f"- LLDS at the paper's λ less KL × 100, final reward, same seeds: {_interval(difference, '+.3f')}."
+                f"- `{second}` less `{first}`, final reward, {difference.count} seeds: {_interval(difference, '+.3f')}."
             )
     return "\n".join(lines) + "\n"
 
