@@ -107,7 +107,7 @@ def lab_updates() -> Callable[[], object]:
     def call() -> object:
         batch, _ = run._batch(kept)
         order = torch.from_numpy(run._draw.permutation(ROWS))
-        return [run._update(batch.rows(rows), age, {}) for age, rows in enumerate(order.chunk(UPDATES))]
+        return [run._update(batch.rows(rows), age) for age, rows in enumerate(order.chunk(UPDATES))]
 
     return call
 

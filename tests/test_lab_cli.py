@@ -68,7 +68,6 @@ def test_a_sweep_goes_on_where_it_stopped(tmp_path, starts):
             assert {n: v.tobytes() for n, v in r.columns.items()} == {
                 n: v.tobytes() for n, v in s.columns.items()
             }
-            assert r.events == s.events
 
 
 def test_killed_in_the_middle_it_loses_one_run_and_leaves_no_worker(tmp_path, starts):

@@ -12,10 +12,6 @@ from llds.lab.regimes import REGIMES
 from llds.lab.series import Store, settings_of
 
 SETTINGS = settings_of(REGIMES["far"], ARMS["llds"])
-EVENT = {
-    "kind": "alarm", "severity": "warning", "step": 31, "phase": 2, "onset": 20,
-    "families": ["likelihood", "reward"], "evidence": {"level": 3.0}, "criteria": {}, "text": "long",
-}  # fmt: skip
 
 
 def rows(seed, count=7):
@@ -30,7 +26,7 @@ def test_a_run_comes_back(tmp_path):
     store = Store(tmp_path)
     assert store.read("far", "llds") == []
     for seed in (3, 1):
-        store.add("far", "llds", SETTINGS, seed, rows(seed), [EVENT], 12.345)
+        store.add("far", "llds", SETTINGS, seed, rows(seed), 12.345)
     assert store.names() == [("far", "llds")]
     assert store.seeds("far", "llds", SETTINGS) == {1, 3}
     first, second = store.read("far", "llds", SETTINGS)
@@ -40,8 +36,6 @@ def test_a_run_comes_back(tmp_path):
             wanted = [np.nan if row[name] is None else row[name] for row in rows(run.seed)]
             np.testing.assert_allclose(run[name], wanted, rtol=2e-4)
     assert np.isnan(first["not measured"]).all()
-    assert first.events[0] == {name: EVENT[name] for name in first.events[0]}
-    assert set(first.events[0]) == {"kind", "severity", "step", "phase", "onset"}
 
 
 def test_files_are_small(tmp_path):
@@ -50,14 +44,14 @@ def test_files_are_small(tmp_path):
     draw = np.random.default_rng(0)
     for seed in range(10):
         many = [{f"series{i}": draw.normal() for i in range(38)} for _ in range(100)]
-        store.add("far", "llds", SETTINGS, seed, many, [EVENT] * 12, 1.0)
+        store.add("far", "llds", SETTINGS, seed, many, 1.0)
     assert store.path("far", "llds").stat().st_size < 110_000
 
 
 def test_a_seed_is_replaced_and_new_columns_may_come(tmp_path):
     store = Store(tmp_path)
-    store.add("far", "llds", SETTINGS, 0, rows(0), [], 1.0)
-    store.add("far", "llds", SETTINGS, 0, [{**row, "new": 1.0} for row in rows(5)], [], 2.0)
+    store.add("far", "llds", SETTINGS, 0, rows(0), 1.0)
+    store.add("far", "llds", SETTINGS, 0, [{**row, "new": 1.0} for row in rows(5)], 2.0)
     (run,) = store.read("far", "llds")
     assert run.cpu_seconds == 2.0
     assert run["new"].tolist() == [1.0] * 7
@@ -66,7 +60,7 @@ def test_a_seed_is_replaced_and_new_columns_may_come(tmp_path):
 
 def test_other_settings_are_refused(tmp_path):
     store = Store(tmp_path)
-    store.add("far", "llds", SETTINGS, 0, rows(0), [], 1.0)
+    store.add("far", "llds", SETTINGS, 0, rows(0), 1.0)
     other = settings_of(replace(REGIMES["far"], lr=1e-5), ARMS["llds"])
     for use in (store.seeds, store.read):
         with pytest.raises(
@@ -74,7 +68,7 @@ def test_other_settings_are_refused(tmp_path):
         ):
             use("far", "llds", other)
     with pytest.raises(LLDSError, match=r"regime\.lr"):
-        store.add("far", "llds", other, 1, rows(1), [], 1.0)
+        store.add("far", "llds", other, 1, rows(1), 1.0)
     assert store.seeds("far", "llds") == {0}
 
 

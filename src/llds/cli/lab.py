@@ -35,13 +35,18 @@ def run(
     starts: Starts = STARTS,
 ) -> None:
     """Make one run and watch it, a line per rollout; nothing is stored."""
+    from llds.lab.arms import arm_named
+    from llds.lab.loop import Run
+    from llds.lab.regimes import regime_named
     from llds.lab.show import shown_row
-    from llds.lab.sweep import Cell, make_run
+    from llds.lab.starts import load_start
 
+    setting, remedy = regime_named(regime), arm_named(arm)
     typer.echo(shown_row(None))
-    made = make_run(starts, Cell(regime, arm, seed), lambda row: typer.echo(shown_row(row)))
-    for event in made["events"]:
-        typer.echo(f"update {event['step']}: {event['text']}")
+    going = Run(setting, remedy, seed, load_start(starts, setting))
+    result = going.finish(lambda row: typer.echo(shown_row(row)))
+    for event in result.events:
+        typer.echo(f"rollout {event.step}: {event.text}")
 
 
 @lab.command()

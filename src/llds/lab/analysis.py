@@ -4,7 +4,8 @@ Definitions, all on means over ten rollouts (``LEVEL``):
 
 - *start*: mean reward of the first ten rollouts; *final*: of the last ten; *best*: the highest in between.
 - *collapsed*: from some rollout to the end the mean stays below a quarter of the best. *Faded*: not collapsed,
-  but final below three quarters of the start. *Held*: all others.
+  but final below three quarters of the start. *Dipped*: neither, but once below two thirds of the best so far.
+  *Held*: all others.
 - *drop*: the rollout from which on the mean stays below half of the best; only in collapsed runs.
 - *gradual*: collapsed, and at the drop searches and tokens per response are still within a third of what they
   were at the start.
@@ -14,13 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llds.dynamics import Event, PhaseMonitor
 from llds.dynamics.detectors import noise_scale
 from llds.evaluation.statistics import Estimate, bootstrap_mean, wilson
+from llds.lab.loop import monitored
 from llds.lab.series import StoredRun
 
 Floats = NDArray[np.float64]
@@ -39,7 +43,7 @@ def levels(values: Floats, width: int = LEVEL) -> Floats:
 class Verdict:
     """What became of one run; see the module. Rollouts are counted from 0; None: it did not happen.
 
-    ``onset``, ``phase_two``, ``phase_three``, ``alarm``: what the phase monitor said while it ran, in rollouts.
+    ``onset``, ``phase_two``, ``phase_three``, ``alarm``: what the phase monitor says of the stored series.
     ``kept``: searches and tokens per response at the drop, as shares of those at the start.
     """
 
@@ -60,6 +64,17 @@ class Verdict:
     cpu_seconds: float
 
 
+def replay(run: StoredRun) -> list[Event]:
+    """Show the phase monitor the stored rollouts one by one, and return what it says; steps are rollouts."""
+    monitor = PhaseMonitor()
+    events = []
+    for rollout in range(len(run["reward"])):
+        row = {name: float(values[rollout]) for name, values in run.columns.items()}
+        events += monitor.update(rollout, monitored(row, run.updates))
+    return events
+
+
+@cache
 def judge(run: StoredRun) -> Verdict:
     """Say what became of a run."""
     reward = run["reward"]
@@ -67,7 +82,14 @@ def judge(run: StoredRun) -> Verdict:
     start, best, final = float(reward[:LEVEL].mean()), float(level[LEVEL - 1 :].max()), float(level[-1])
     collapse = _stays_below(level, best / 4)
     drop = _stays_below(level, best / 2) if collapse is not None else None
-    fate = "collapsed" if collapse is not None else "faded" if final < 0.75 * start else "held"
+    full = level[LEVEL - 1 :]
+    has_dipped = bool((full < 2 / 3 * np.maximum.accumulate(full)).any())
+    fate = (
+        "collapsed" if collapse is not None
+        else "faded" if final < 0.75 * start
+        else "dipped" if has_dipped
+        else "held"
+    )  # fmt: skip
     kept = None
     if drop is not None:
         searches, tokens = (levels(run[name], 5) for name in ("searches", "action_tokens"))
@@ -75,7 +97,8 @@ def judge(run: StoredRun) -> Verdict:
             float(searches[drop] / run["searches"][:LEVEL].mean()),
             float(tokens[drop] / run["action_tokens"][:LEVEL].mean()),
         )
-    alarms = [event for event in run.events if event["kind"] == "alarm"]
+    events = replay(run)
+    alarm = next((event for event in events if event.kind == "alarm"), None)
     lost = run["displacement_correct"]
     return Verdict(
         run.seed,
@@ -86,10 +109,10 @@ def judge(run: StoredRun) -> Verdict:
         drop,
         kept is not None and all(abs(share - 1) <= 1 / 3 for share in kept),
         kept,
-        None if not alarms or alarms[0]["onset"] is None else alarms[0]["onset"] // run.updates,
-        _first_phase(run, 2),
-        _first_phase(run, 3),
-        alarms[0]["step"] // run.updates if alarms else None,
+        alarm.onset if alarm else None,
+        _first_phase(events, 2),
+        _first_phase(events, 3),
+        alarm.step if alarm else None,
         float(np.nanmean(lost)) if np.isfinite(lost).any() else None,
         float(run["searches"][-LEVEL:].mean()),
         run.cpu_seconds,
@@ -118,8 +141,8 @@ def _stays_below(level: Floats, bound: float) -> int | None:
     return first if first < len(level) else None
 
 
-def _first_phase(run: StoredRun, phase: int) -> int | None:
-    return next((event["step"] // run.updates for event in run.events if event["phase"] >= phase), None)
+def _first_phase(events: Sequence[Event], phase: int) -> int | None:
+    return next((event.step for event in events if event.phase >= phase), None)
 
 
 @dataclass(frozen=True)
@@ -132,6 +155,7 @@ class Summary:
     final: Estimate
     collapsed: Estimate
     faded: int
+    dipped: int
     gradual: int
     drop: float | None
     phase_two: float | None
@@ -157,6 +181,7 @@ def summarise(runs: Sequence[StoredRun]) -> Summary:
         bootstrap_mean([verdict.final for verdict in verdicts]),
         wilson(fates.count("collapsed"), len(fates)),
         fates.count("faded"),
+        fates.count("dipped"),
         sum(verdict.is_gradual for verdict in verdicts),
         middle("drop"),
         middle("phase_two"),

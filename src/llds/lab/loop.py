@@ -8,7 +8,7 @@ seed alone; nothing of it survives the process but its rows.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,7 +41,7 @@ Row = dict[str, float | None]
 
 @dataclass(frozen=True)
 class RunResult:
-    """``rows``: one per rollout. ``events``: what the phase monitor said; its steps are optimizer steps."""
+    """``rows``: one per rollout. ``events``: what the phase monitor said; its steps are rollouts."""
 
     rows: list[Row]
     events: list[Event]
@@ -66,7 +66,6 @@ class Run:
         self._draw = np.random.default_rng([seed, 2])
         self._sampling = torch.Generator().manual_seed(1_000_003 * seed + 17)
         self._measure = Measure(gate=arm.gate, dead_zone=arm.dead_zone)
-        self._updates = 0
 
     def finish(self, told: Callable[[Row], None] = lambda row: None) -> RunResult:
         """Go on to the last rollout; ``told`` gets every row."""
@@ -86,13 +85,12 @@ class Run:
         order = torch.from_numpy(self._draw.permutation(len(rollout.rewards)))
         self._set_lr()
         done = [
-            self._update(batch.rows(chosen), age, behaviour)
-            for age, chosen in enumerate(order.chunk(regime.updates))
+            self._update(batch.rows(chosen), age) for age, chosen in enumerate(order.chunk(regime.updates))
         ]
-        row: Row = {"rollout": float(len(self.rows)), **behaviour, **_summed(done)}
-        row |= {"coef": self.coef, "phase": float(self.monitor.phase)}
-        self.rows.append(row)
-        return row
+        row: Row = {"rollout": float(len(self.rows)), **behaviour, **_summed(done), "coef": self.coef}
+        self.events += self.monitor.update(len(self.rows), monitored(row, regime.updates))
+        self.rows.append(row | {"phase": float(self.monitor.phase)})
+        return self.rows[-1]
 
     @torch.no_grad()
     def _batch(self, rollout: Rollout) -> tuple[Batch, Scores]:
@@ -127,7 +125,7 @@ class Run:
         for group in self.optimizer.param_groups:
             group["lr"] = self.regime.lr * self.arm.lr_factor * warm
 
-    def _update(self, batch: Batch, age: int, behaviour: Row) -> tuple[Tensor, Row]:
+    def _update(self, batch: Batch, age: int) -> tuple[Tensor, Row]:
         """Make one optimizer step; return the sums of its series, and its other numbers."""
         held = self._held_logprobs(batch)
         scores = score(self.model, batch.ids, PROMPT_LENGTH, entropy_gradient=self.arm.entropy > 0)
@@ -143,9 +141,10 @@ class Run:
             self.anchor.before_step()
         self.optimizer.step()
         sums = self._measured(batch, scores, age)
-        numbers = _numbers(made, float(norm))
-        self._watch(read_series(sums), age, {**behaviour, **numbers})
-        return sums, numbers
+        if self.arm.control:
+            lost = read_series(sums)["displacement_correct"] if age else None
+            self.coef = controlled_coef(self.coef, lost, CoefControl())
+        return sums, _numbers(made, float(norm))
 
     def _held_logprobs(self, batch: Batch) -> Tensor | None:
         if self.anchor is None:
@@ -167,13 +166,14 @@ class Run:
         )
         return accumulator.sums()
 
-    def _watch(self, series: Row, age: int, others: Row) -> None:
-        """Let the monitor see the step, and move λ where the arm says so."""
-        self._updates += 1
-        self.events += self.monitor.update(self._updates, {**series, **others})
-        if self.arm.control:
-            lost = series["displacement_correct"] if age else None
-            self.coef = controlled_coef(self.coef, lost, CoefControl())
+
+def monitored(row: Mapping[str, float | None], updates: int) -> Row:
+    """Return what the phase monitor is shown of a rollout with ``updates`` optimizer steps.
+
+    One row a rollout, for reward and conduct are measured once a rollout: repeated, they would look as if
+    they had no noise.
+    """
+    return {**row, "updates_since_rollout": (updates - 1) / 2}
 
 
 def _behaviour(rollout: Rollout, batch: Batch, scores: Scores) -> Row:

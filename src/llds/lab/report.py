@@ -31,6 +31,16 @@ from llds.training.records import read_lines
 
 #: Arms in the main figure, as far as they are there.
 MAIN_ARMS = ("grpo", "llds", "kl100", "llds+kl100")
+#: Mark of a block -> the picture above it, and its caption.
+_SHOWN_IN = {
+    **{f"findings {name}": (f"lab_{name}", f"Series of the main arms, regime {name}") for name in REGIMES},
+    **{
+        f"results {name}": (f"lab_{name}_arms", f"Final reward of every arm, regime {name}")
+        for name in REGIMES
+    },
+    "ablations": ("lab_ablations", "Final reward of plain GRPO with one property changed"),
+    "roc": ("lab_roc", "ROC of every signal"),
+}
 #: What stands where there is nothing to show.
 _NOTHING = "There are not enough runs for this in the series yet; `llds lab sweep` makes them.\n"
 #: What was tried before the regimes were fixed, beside the folder of the series.
@@ -60,7 +70,10 @@ def write_report(store: Store, page: Path) -> list[Path]:
     record = store.folder.parent / SEARCH_RECORD
     if record.exists():
         blocks["search"] = search_table(read_lines(record))
-    content = page.read_text("utf-8") if page.exists() else _new_page(blocks, pictures)
+    for mark, (name, caption) in _SHOWN_IN.items():
+        if name in pictures:
+            blocks[mark] = f"![{caption}](figures/{name}.svg)\n\n{blocks[mark]}"
+    content = page.read_text("utf-8") if page.exists() else _new_page(blocks)
     for mark, block in blocks.items():
         content = replaced(content, mark, block, page)
     atomic_write_text(page, content)
@@ -202,11 +215,11 @@ def findings(arms: Runs) -> str:
     known = [name for name in ranked if summaries[name].runs >= _LEAST_RUNS]
     if len(known) > 1:
         lines.append(f"- Highest final reward among those with {_LEAST_RUNS} seeds or more: `{known[0]}`.")
-    if "llds" in arms and "kl100" in arms:
-        difference = paired(arms["kl100"], arms["llds"])
+    for first, second in (("kl100", "llds"), ("kl100", "llds+kl100"), ("half-lr", "llds")):
+        difference = paired(arms.get(first, []), arms.get(second, []))
         if difference is not None:
             lines.append(
-                f"- LLDS at the paper's λ less KL × 100, final reward, same seeds: {_interval(difference, '+.3f')}."
+                f"- `{second}` less `{first}`, final reward, {difference.count} seeds: {_interval(difference, '+.3f')}."
             )
     return "\n".join(lines) + "\n"
 
@@ -230,7 +243,7 @@ def results_table(arms: Runs) -> str:
     summaries = {name: summarise(runs) for name, runs in arms.items()}
     plain = arms.get("grpo", [])
     head = (
-        "arm", "seeds", "final reward", "against GRPO", "best reward", "collapsed", "faded", "drop at",
+        "arm", "seeds", "final reward", "against GRPO", "best reward", "collapsed", "faded", "dipped", "drop at",
         "phase II at", "phase III at", "displacement", "searches at the end", "CPU s a run",
     )  # fmt: skip
     ordered = sorted(summaries, key=lambda name: -summaries[name].final.value)
@@ -247,6 +260,7 @@ def _result_row(name: str, summary: Summary, difference: Estimate | None) -> tup
         _interval(summary.best),
         f"{round(collapsed.value * summary.runs)} of {summary.runs} ({collapsed.low:.0%} to {collapsed.high:.0%})",
         str(summary.faded),
+        str(summary.dipped),
         _number(summary.drop, ".0f"),
         _number(summary.phase_two, ".0f"),
         _number(summary.phase_three, ".0f"),
@@ -357,12 +371,11 @@ def _ablation_row(name: str, about: str, summary: Summary) -> tuple[str, ...]:
 
 
 def all_rocs(runs: Mapping[str, Runs]) -> tuple[list[Roc], tuple[float, float, float], int, int] | None:
-    """Return the ROC of every signal over all runs of the main regimes, and the monitor's point.
+    """Return the ROC of every signal over all runs, and the monitor's point.
 
     None while there are too few runs of either kind.
     """
-    every = [run for name in REGIMES for arm in runs.get(name, {}).values() for run in arm]
-    # Without a gap between alarm and drop there is nothing to lead, so a drop in the warm-up does not count.
+    every = [run for arms in runs.values() for arm in arms.values() for run in arm]
     collapsed = [run for run in every if judge(run).drop is not None]
     held = [run for run in every if judge(run).fate == "held"]
     if min(len(collapsed), len(held)) < _LEAST_RUNS:
@@ -441,8 +454,6 @@ def _forest(title: str, arms: Runs) -> str:
     return figures.forest(title, dict(sorted(content.items(), key=lambda item: -item[1][0].final.value)))
 
 
-def _new_page(blocks: Mapping[str, str], pictures: Mapping[str, str]) -> str:
-    parts = ["# Report of the collapse laboratory\n"]
-    parts += [f"![{name}](figures/{name}.svg)\n" for name in pictures]
-    parts += [f"## {mark.capitalize()}\n\n<!-- {mark} -->\n<!-- end of {mark} -->\n" for mark in blocks]
-    return "\n".join(parts)
+def _new_page(blocks: Mapping[str, str]) -> str:
+    parts = [f"## {mark.capitalize()}\n\n<!-- {mark} -->\n<!-- end of {mark} -->\n" for mark in blocks]
+    return "\n".join(["# Report of the collapse laboratory\n", *parts])

@@ -1,7 +1,7 @@
 """The raw series of runs, kept small: one parquet file per regime and arm, with a row per seed and rollout.
 
-Numbers are kept to four significant digits. Beside them lies what made them (the settings of regime and arm),
-what it cost, and what the phase monitor said; so a file explains itself, and a sweep goes on where it stopped.
+Numbers are kept to four significant digits. Beside them lies what made them (the settings of regime and arm) and
+what it cost; so a file explains itself, and a sweep goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -24,23 +24,19 @@ from llds.lab.arms import Arm
 from llds.lab.regimes import Regime
 
 _META = b"llds.lab"
-#: What is kept of an event of the monitor.
-_KEPT_OF_EVENT = ("kind", "severity", "step", "phase", "onset")
 #: Bits of a float32 that are rounded away; 13 of its 23 stay.
 _DROPPED_BITS = 10
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StoredRun:
     """A run: its ``columns`` by name, [rollouts] each, NaN where there was nothing to measure.
 
-    ``events``: what the monitor said, by optimizer step. ``updates``: optimizer steps per rollout.
-    ``cpu_seconds``: what it took.
+    ``updates``: optimizer steps per rollout. ``cpu_seconds``: what it took.
     """
 
     seed: int
     columns: Mapping[str, NDArray[np.float64]]
-    events: Sequence[Mapping[str, Any]]
     updates: int
     cpu_seconds: float
 
@@ -87,7 +83,6 @@ class Store:
             StoredRun(
                 int(seed),
                 {name: values[seeds == int(seed)] for name, values in columns.items()},
-                about["events"],
                 meta["settings"]["regime"]["updates"],
                 about["cpu_seconds"],
             )
@@ -101,7 +96,6 @@ class Store:
         settings: Mapping[str, Any],
         seed: int,
         rows: Sequence[Mapping[str, float | None]],
-        events: Sequence[Mapping[str, Any]],
         cpu_seconds: float,
     ) -> None:
         """Add a run to the file of its arm, atomically; one with the same seed is replaced."""
@@ -113,9 +107,7 @@ class Store:
             before = pq.read_table(path)
             tables.append(before.filter(pa.compute.not_equal(before["seed"], seed)))
         tables.append(_table(seed, rows))
-        runs[str(seed)] = {"cpu_seconds": round(cpu_seconds, 2), "events": list(events)}
-        for about in runs.values():
-            about["events"] = [{name: event[name] for name in _KEPT_OF_EVENT} for event in about["events"]]
+        runs[str(seed)] = {"cpu_seconds": round(cpu_seconds, 2)}
         table = pa.concat_tables(tables, promote_options="default")
         atomic_write_bytes(path, _file(table, {"settings": settings, "runs": runs}))
 

@@ -95,7 +95,6 @@ def make_run(starts: Path, cell: Cell, told: Callable[[Row], None] = lambda row:
         "settings": settings_of(regime, arm),
         "seed": cell.seed,
         "rows": result.rows,
-        "events": [event.as_dict() for event in result.events],
         "cpu_seconds": time.process_time() - began,
     }
 
