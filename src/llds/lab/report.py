@@ -31,6 +31,8 @@ from llds.training.records import read_lines
 
 #: Arms in the main figure, as far as they are there.
 MAIN_ARMS = ("grpo", "llds", "kl100", "llds+kl100")
+#: Ablations in which more arms than plain GRPO are worth a table.
+SEVERAL_ARMS = ("low-lr", "slow", "long")
 #: Mark of a block -> the picture above it, and its caption.
 _SHOWN_IN = {
     **{f"findings {name}": (f"lab_{name}", f"Series of the main arms, regime {name}") for name in REGIMES},
@@ -122,6 +124,8 @@ def all_tables(runs: Mapping[str, Runs]) -> dict[str, str]:
             ("results", results_table),
         )
         blocks |= {f"{name} {regime}": maker(arms) if arms else _NOTHING for name, maker in makers}
+    for regime in SEVERAL_ARMS:
+        blocks[f"results {regime}"] = results_table(runs[regime]) if regime in runs else _NOTHING
     is_ablated = any(name in runs for name in ABLATIONS)
     blocks["ablations"] = ablations_table(runs) if is_ablated else _NOTHING
     rocs = all_rocs(runs)
