@@ -103,8 +103,12 @@ ARMS: Mapping[str, Arm] = {
     "gspo": replace(_GRPO, about="GSPO", policy="gspo"),
     "gspo+llds": replace(_LLDS, about="GSPO and LLDS", policy="gspo"),
     "spare-prefix": replace(_GRPO, about="shared prefixes of wrong responses spared", spare_prefix=True),
-    "spare-wrong": replace(_GRPO, about="wrong responses spared: learns from right ones alone", spare_wrong=True),
-    "kl100-preserved": replace(_GRPO, about="KL × 100 on responses of A ≥ 0 alone", kl=0.1, kl_on="preserved"),
+    "spare-wrong": replace(
+        _GRPO, about="wrong responses spared: learns from right ones alone", spare_wrong=True
+    ),
+    "kl100-preserved": replace(
+        _GRPO, about="KL × 100 on responses of A ≥ 0 alone", kl=0.1, kl_on="preserved"
+    ),
     "kl100-wrong": replace(_GRPO, about="KL × 100 on responses of A < 0 alone", kl=0.1, kl_on="wrong"),
     "llds-ref": replace(_LLDS, about="LLDS towards the start, λ = 0.2", baseline="ref"),
 }
