@@ -70,11 +70,15 @@ def train(
     ] = False,
     prepare: Annotated[
         bool,
-        typer.Option("--prepare", help="With engine=verl: write the run folder and its command.sh, and stop."),
+        typer.Option(
+            "--prepare", help="With engine=verl: write the run folder and its command.sh, and stop."
+        ),
     ] = False,
     verl: Annotated[
         list[str] | None,
-        typer.Option("--verl", metavar="KEY=VALUE", help="With engine=verl: a setting of verl's own; repeatable."),
+        typer.Option(
+            "--verl", metavar="KEY=VALUE", help="With engine=verl: a setting of verl's own; repeatable."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -73,7 +73,9 @@ def setup_of_verl(config: Mapping[str, Any]) -> Setup:
     loss = _mapping(config, "actor_rollout_ref.actor.policy_loss")
     mode = str(loss.get("loss_mode", "vanilla"))
     llds = {key.removeprefix("llds_"): value for key, value in loss.items() if key.startswith("llds_")}
-    is_named = "llds" in mode or bool(loss.get("llds_wrap_registry"))
+    # On a command line the group stands for itself: +llds=default. Hydra puts what is in it in its place.
+    has_group = isinstance(config.get("llds"), str)
+    is_named = has_group or "llds" in mode or bool(loss.get("llds_wrap_registry"))
     wanted = is_named or bool(llds)
     bypass = bool(_get(config, "algorithm.rollout_correction.bypass_mode") or False)
     # The older trainer then puts a loss of its own in place of the one that is named.

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llds.errors import LLDSError
+from llds.preflight import Report, check_setup
+from llds.preflight.verl import setup_of_verl, with_overrides
 from llds.training.recipe import Recipe
 
 #: Where verl finds the settings of LLDS, which are one word of its command line then.
@@ -64,6 +67,17 @@ def verl_overrides(recipe: Recipe, files: Files) -> list[str]:
     return [f"hydra.searchpath=[{CONFIG_PATH}]", "+llds=default", *words, *_llds(recipe)]
 
 
+def check_verl_recipe(recipe: Recipe) -> Report:
+    """Look for every fault that a recipe shows once it is in verl's words; raises as :func:`verl_overrides`."""
+    nowhere = Path()
+    return look_at(verl_overrides(recipe, Files(recipe.model.path, nowhere, nowhere, nowhere, nowhere)))
+
+
+def look_at(words: Sequence[str]) -> Report:
+    """Return what the words of a verl command say about LLDS."""
+    return check_setup(setup_of_verl(with_overrides({}, words)))
+
+
 def mini_batch(recipe: Recipe) -> int:
     """Return ``ppo_mini_batch_size``, which verl counts in questions; raises :class:`LLDSError` if it is not whole."""
     grpo, gpus = recipe.grpo, recipe.scale.nodes * recipe.scale.gpus
@@ -97,13 +111,19 @@ def _check(recipe: Recipe) -> None:
     if llds.warmup:
         _refuse("llds.warmup", llds.warmup, "set llds.warmup=0")
     if recipe.warm_start.steps:
-        _refuse("warm_start.steps", recipe.warm_start.steps, "warm-start with engine=trl and give that run as model.path")
+        _refuse(
+            "warm_start.steps",
+            recipe.warm_start.steps,
+            "warm-start with engine=trl and give that run as model.path",
+        )
     if recipe.dynamics.on_alarm != "warn":
         _refuse("dynamics.on_alarm", recipe.dynamics.on_alarm, "take warn, and watch the run with llds watch")
     if recipe.dynamics.probe_every:
         _refuse("dynamics.probe_every", recipe.dynamics.probe_every, "set dynamics.probe_every=0")
     if recipe.model.device == "cpu":
-        raise LLDSError("engine=verl trains on GPUs, but model.device is cpu: set model.device=cuda, or take engine=trl.")
+        raise LLDSError(
+            "engine=verl trains on GPUs, but model.device is cpu: set model.device=cuda, or take engine=trl."
+        )
     if recipe.scale.gpus * recipe.scale.nodes % recipe.scale.tensor_parallel:
         raise LLDSError(
             f"scale.tensor_parallel = {recipe.scale.tensor_parallel} does not divide the "

@@ -24,8 +24,6 @@ from llds.data.questions import Question
 from llds.data.search_r1 import write_search_r1
 from llds.errors import LLDSError
 from llds.files import atomic_write_text
-from llds.preflight import Report, check_setup
-from llds.preflight.verl import setup_of_verl, with_overrides
 from llds.training.inputs import EMBEDDED, held_out_questions, make_protocol, training_questions
 from llds.training.interrupt import stop_on_signal
 from llds.training.plan import check_enough
@@ -34,7 +32,7 @@ from llds.training.progress import Display
 from llds.training.recipe import Recipe, first_difference, read_recipe_file
 from llds.training.records import RunFolder
 from llds.training.settings import to_yaml
-from llds.training.verl_command import AGENT, Files, verl_overrides
+from llds.training.verl_command import AGENT, Files, look_at, verl_overrides
 
 _AGENT_CLASS = "llds.engines.verl.agent.SearchAgentLoop"
 #: Seconds that verl is given to end by itself after a signal.
@@ -52,7 +50,10 @@ class Launch:
     @property
     def script(self) -> str:
         """The command as a shell script that can be run by hand, one setting a line."""
-        lines = [f"VERL_FILE_LOGGER_PATH={shlex.quote(str(self.metrics))} \\", "python -m verl.trainer.main_ppo \\"]
+        lines = [
+            f"VERL_FILE_LOGGER_PATH={shlex.quote(str(self.metrics))} \\",
+            "python -m verl.trainer.main_ppo \\",
+        ]
         lines += [f"  {shlex.quote(word)} \\" for word in self.words]
         return "#!/bin/sh\nset -e\n" + "\n".join(lines).removesuffix(" \\") + ' \\\n  "$@"\n'
 
@@ -75,7 +76,9 @@ class VerlResult:
         }
 
 
-def train_with_verl(recipe: Recipe, extra: Sequence[str], display: Display, force: bool = False) -> VerlResult:
+def train_with_verl(
+    recipe: Recipe, extra: Sequence[str], display: Display, force: bool = False
+) -> VerlResult:
     """Prepare the run of ``recipe``, start verl, and wait for it. ``extra``: further words of verl's own command.
 
     Raises :class:`LLDSError` when verl is not installed, for settings that verl has not, for missing or malformed
@@ -85,7 +88,7 @@ def train_with_verl(recipe: Recipe, extra: Sequence[str], display: Display, forc
     check_installed()
     with run.locked():
         launch = prepare(recipe, extra, run)
-        report = look_before(launch.words)
+        report = look_at(launch.words)
         for finding in report.findings:
             display.note(f"Preflight: {finding.text}")
         if report.certain and not force:
@@ -94,7 +97,9 @@ def train_with_verl(recipe: Recipe, extra: Sequence[str], display: Display, forc
                 f"The preflight found {first.fault}: {first.evidence}; {first.change} ({first.setting}). "
                 "Pass --force to train anyway."
             )
-        display.note(f"Starting verl. Watch it from another terminal: llds watch {shlex.quote(str(launch.metrics))}")
+        display.note(
+            f"Starting verl. Watch it from another terminal: llds watch {shlex.quote(str(launch.metrics))}"
+        )
         run.event("start", engine="verl", metrics=str(launch.metrics))
         code = _run(launch, display)
         run.event("stop" if code else "finish", engine="verl", exit_code=code)
@@ -105,12 +110,6 @@ def check_installed() -> None:
     """Raise :class:`LLDSError` when verl is not there."""
     if importlib.util.find_spec("verl") is None:
         raise LLDSError("engine=verl needs verl, which is not installed here; run: pip install 'llds[verl]'")
-
-
-def look_before(words: Sequence[str]) -> Report:
-    """Return what the settings in the words of a verl command say about LLDS."""
-    settings = [word for word in words if "=" in word and not word.startswith(("hydra.", "+llds="))]
-    return check_setup(setup_of_verl(with_overrides({}, settings)))
 
 
 def prepare(recipe: Recipe, extra: Sequence[str], run: RunFolder) -> Launch:
@@ -162,7 +161,9 @@ def _open(run: RunFolder, recipe: Recipe) -> None:
     if run.config.exists():
         difference = first_difference(read_recipe_file(run.config), recipe)
         if difference:
-            raise LLDSError(f"{run.path} holds a run of another recipe: {difference}; choose another run.name.")
+            raise LLDSError(
+                f"{run.path} holds a run of another recipe: {difference}; choose another run.name."
+            )
     elif not run.is_free():
         raise LLDSError(f"{run.path} exists and is not a run folder; choose another run.name.")
     atomic_write_text(run.config, to_yaml(recipe))
@@ -190,17 +191,14 @@ def _run(launch: Launch, display: Display) -> int:
     launch.metrics.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "verl.trainer.main_ppo", *launch.words]
     environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(launch.metrics)}
-    with stop_on_signal(lambda: display.note("Stopping verl; its last checkpoint stays.")) as stop:
-        with _group(command, environment) as process:
-            told = False
-            while (code := _wait(process, 0.5)) is None:
-                if stop.requested and not told:
-                    told = True
-                    os.killpg(process.pid, signal.SIGINT)
-                    code = _wait(process, _GRACE)
-                    if code is None:
-                        break
-            return stop.exit_code or (1 if code is None else abs(code))
+    notice = "Stopping verl; its last checkpoint stays."
+    with stop_on_signal(lambda: display.note(notice)) as stop, _group(command, environment) as process:
+        while (code := _wait(process, 0.5)) is None and not stop.requested:
+            pass
+        if code is None:
+            os.killpg(process.pid, signal.SIGINT)
+            _wait(process, _GRACE)
+        return stop.exit_code or abs(code or 0)
 
 
 @contextmanager
