@@ -106,8 +106,16 @@ def _check(recipe: Recipe) -> None:
         _refuse("grpo.schedule", "linear", "choose constant or cosine")
     if grpo.scale_rewards == "batch":
         _refuse("grpo.scale_rewards", "batch", "choose group or none")
-    if llds.baseline != "old":
-        _refuse("llds.baseline", llds.baseline, "take llds.baseline=old and 2 or more grpo.steps_per_rollout")
+    if llds.baseline == "anchor":
+        _refuse("llds.baseline", "anchor", "take llds.baseline=old and 2 or more grpo.steps_per_rollout")
+    if llds.baseline == "reference" and not grpo.beta:
+        _refuse("llds.baseline", "reference", "set grpo.beta above 0, with which verl keeps that policy")
+    if llds.normalizer == "preserved":
+        _refuse(
+            "llds.normalizer",
+            "preserved",
+            "take llds.normalizer=all (a larger llds.coef acts as strongly there)",
+        )
     if llds.warmup:
         _refuse("llds.warmup", llds.warmup, "set llds.warmup=0")
     if recipe.warm_start.steps:
@@ -267,6 +275,7 @@ def _llds(recipe: Recipe) -> list[str]:
         "coef": llds.coef,
         "gate": llds.gate,
         "normalizer": llds.normalizer,
+        "baseline": llds.baseline,
         "preserve": llds.preserve,
         "dead_zone": llds.dead_zone,
         "penalty": llds.penalty,
