@@ -152,7 +152,9 @@ def test_the_authors_count_is_that_of_each_micro_batch():
     whole = make_batch(requires_grad=True)
     config = actor_config(mini_batch=8, tokens=int(whole["response_mask"].sum()), normalizer="authors")
     parts = [[0, 1, 2], [3, 4, 5, 6, 7]]
-    found = sum(float(call(config, part)[0] - call(config, part, "vanilla")[0]) for part in leaves(whole, parts))
+    found = sum(
+        float(call(config, part)[0] - call(config, part, "vanilla")[0]) for part in leaves(whole, parts)
+    )
     means = [float(objective(part, coef=0.2)[0]) for part in leaves(whole, parts)]
     assert found == pytest.approx((3 * means[0] + 5 * means[1]) / 8)
 
@@ -167,16 +169,8 @@ def leaves(whole, parts):
 # --- in place
 
 
-@pytest.fixture
-def registry():
-    before = dict(POLICY_LOSS_REGISTRY)
-    yield POLICY_LOSS_REGISTRY
-    POLICY_LOSS_REGISTRY.clear()
-    POLICY_LOSS_REGISTRY.update(before)
-
-
-def test_in_place_adds_to_any_loss_that_is_called(registry):
-    originals = {name: registry[name] for name in BASES}
+def test_in_place_adds_to_any_loss_that_is_called(restored_registry):
+    originals = {name: restored_registry[name] for name in BASES}
     batch = make_batch(requires_grad=True)
     config = actor_config("vanilla", wrap_registry=True)
     plugin.wrap_registry()  # once more does no harm
@@ -187,7 +181,7 @@ def test_in_place_adds_to_any_loss_that_is_called(registry):
         torch.testing.assert_close(call(config, batch, f"llds_{base}")[0], plain.detach() + term)
 
 
-def test_in_place_holds_when_a_trainer_puts_bypass_mode_in(registry):
+def test_in_place_holds_when_a_trainer_puts_bypass_mode_in(restored_registry):
     batch = make_batch(requires_grad=True)
     config = actor_config("llds", wrap_registry=True)
     # What verl's apply_bypass_mode does to a configuration.
@@ -199,7 +193,7 @@ def test_in_place_holds_when_a_trainer_puts_bypass_mode_in(registry):
     assert any(name.startswith("rollout_corr/") for name in told)
 
 
-def test_in_place_leaves_other_actors_alone(registry):
+def test_in_place_leaves_other_actors_alone(restored_registry):
     batch = make_batch(requires_grad=True)
     actor_config("vanilla", wrap_registry=True)
     plain_config = actor_config("llds")

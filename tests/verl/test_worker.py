@@ -12,7 +12,17 @@ import pytest
 from llds.engines.verl.metrics import exact_ratios
 
 HERE = Path(__file__).parent
-ALONE = ["vanilla", "coef-0", "vanilla-one-step", "one-step", "two-steps", "two-passes", "gspo", "ma", "reference"]
+ALONE = [
+    "vanilla",
+    "coef-0",
+    "vanilla-one-step",
+    "one-step",
+    "two-steps",
+    "two-passes",
+    "gspo",
+    "ma",
+    "reference",
+]
 TOGETHER = ["two-steps", "one-step"]
 
 
@@ -91,7 +101,9 @@ def test_the_loss_that_is_trained_has_the_term(alone):
     base, told = found["vanilla"]["metrics"], found["two-steps"]["metrics"]
     # The first step is the same, so the policy of the second one is too.
     assert told["actor/pg_loss"][0] == base["actor/pg_loss"][0]
-    assert told["actor/pg_loss"][1] - base["actor/pg_loss"][1] == pytest.approx(told["llds/loss"][1], rel=1e-4)
+    assert told["actor/pg_loss"][1] - base["actor/pg_loss"][1] == pytest.approx(
+        told["llds/loss"][1], rel=1e-4
+    )
     assert told["grad_norm"][1] != base["grad_norm"][1]
     assert found["two-steps"]["weights"] != found["vanilla"]["weights"]
 

@@ -37,15 +37,19 @@ TOWNS = ["Aroth", "Bimm", "Corr", "Delph", "Enna", "Fex", "Gull", "Hove"]
 #: Case -> hydra words, questions per mini-batch, passes. Two responses to a question.
 CASES = {
     "vanilla": ([], 2, 1),
-    "coef-0": (["+llds=default", f"{LOSS}.llds_coef=0"], 2, 1),
-    "one-step": (["+llds=default", "data.train_batch_size=4"], 4, 1),
+    "coef-0": (["+llds@_global_=default", f"{LOSS}.llds_coef=0"], 2, 1),
+    "one-step": (["+llds@_global_=default", "data.train_batch_size=4"], 4, 1),
     "vanilla-one-step": ([], 4, 1),
-    "two-steps": (["+llds=default"], 2, 1),
-    "two-passes": (["+llds=default"], 4, 2),
-    "gspo": (["+llds=gspo"], 2, 1),
-    "ma": (["+llds=ma", f"{LOSS}.llds_answer_searches=4"], 2, 1),
+    "two-steps": (["+llds@_global_=default"], 2, 1),
+    "two-passes": (["+llds@_global_=default"], 4, 2),
+    "gspo": (["+llds@_global_=gspo"], 2, 1),
+    "ma": (["+llds@_global_=ma", f"{LOSS}.llds_answer_searches=4"], 2, 1),
     "reference": (
-        ["+llds=default", f"{LOSS}.llds_baseline=reference", "actor_rollout_ref.actor.use_kl_loss=True"],
+        [
+            "+llds@_global_=default",
+            f"{LOSS}.llds_baseline=reference",
+            "actor_rollout_ref.actor.use_kl_loss=True",
+        ],
         4,
         1,
     ),
