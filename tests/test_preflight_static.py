@@ -117,6 +117,11 @@ def test_faults_of_a_verl_configuration(words, fault):
 BYPASS = "algorithm.rollout_correction.bypass_mode=True"
 
 
+def test_in_bypass_mode_one_step_is_no_structural_zero():
+    """Old log-probs are those of the inference engine, which differ from the trainer's at once."""
+    assert faults(verl(BYPASS, f"{A}.ppo_mini_batch_size=512")) == {"L3"}
+
+
 def test_log_probs_of_an_engine_that_returns_none():
     words = [BYPASS, "actor_rollout_ref.rollout.calculate_log_probs=False"]
     assert faults(verl(*words)) == {"L3", "L11"}
@@ -147,6 +152,8 @@ def test_search_r1_counts_its_mini_batches_in_responses():
         [f"{A}.use_kl_loss=False", "algorithm.use_kl_in_reward=True"],
         ["actor_rollout_ref.rollout.n=8"],
         [f"{A}.ppo_mini_batch_size=512", f"{A}.policy_loss.llds_coef=0"],
+        [f"{A}.ppo_mini_batch_size=512", f"{A}.policy_loss.llds_baseline=reference"],
+        [f"{A}.policy_loss.llds_normalizer=authors"],
     ],
 )
 def test_clean_verl_configurations(words):

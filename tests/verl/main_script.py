@@ -20,8 +20,8 @@ if sys.argv[1] == "--without-llds":
     sys.argv.pop(1)
     sys.meta_path.insert(0, Removed())
 
-import verl.trainer.main_ppo as command
-from verl.trainer.ppo.core_algos import get_policy_loss_fn
+import verl.trainer.main_ppo as command  # noqa: E402
+from verl.trainer.ppo.core_algos import get_policy_loss_fn  # noqa: E402
 
 
 def instead_of_ray(config, task_runner_class):

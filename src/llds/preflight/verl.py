@@ -29,8 +29,8 @@ NAMES = {
     "masks_feedback": f"{_ACTOR}.state_masking",
     "is_attached": f"{_ACTOR}.policy_loss.loss_mode, algorithm.rollout_correction.bypass_mode, trainer.use_v1",
     "attach_advice": (
-        "add +llds@_global_=default (or set loss_mode=llds; see docs/verl.md); bypass_mode with trainer.use_v1=False replaces "
-        "whatever is set, unless llds_wrap_registry is"
+        "add +llds@_global_=default (or set loss_mode=llds; see docs/verl.md); bypass_mode with trainer.use_v1=False "
+        "replaces whatever is set, unless llds_wrap_registry is"
     ),
 }
 
