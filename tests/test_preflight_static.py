@@ -171,6 +171,7 @@ def test_plain_verl_without_llds_says_what_it_could_not_look_for():
 def test_overrides_need_an_equals_sign():
     assert is_verl({"actor_rollout_ref": {}})
     assert with_overrides({"a": {"b": 1}}, ["a.b=2", "+a.c.d=[1]"]) == {"a": {"b": 2, "c": {"d": [1]}}}
+    assert with_overrides({}, ["+llds@_global_=default"]) == {"llds": "default"}
     with pytest.raises(LLDSError, match="'wrong' is no setting"):
         with_overrides({}, ["wrong"])
     with pytest.raises(LLDSError, match=r"The value in 'a=\['"):

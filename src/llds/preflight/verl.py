@@ -47,7 +47,8 @@ def with_overrides(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[
         key, equals, value = word.partition("=")
         if not equals:
             raise LLDSError(f"'{word}' is no setting; write key=value, such as data.train_batch_size=512.")
-        *path, last = key.lstrip("+").split(".")
+        # What follows an @ says where hydra puts a group, not what it is.
+        *path, last = key.lstrip("+").partition("@")[0].split(".")
         place = result
         for name in path:
             if not isinstance(place.get(name), dict):
