@@ -152,7 +152,9 @@ def test_the_authors_count_is_that_of_each_micro_batch():
     whole = make_batch(requires_grad=True)
     config = actor_config(mini_batch=8, tokens=int(whole["response_mask"].sum()), normalizer="authors")
     parts = [[0, 1, 2], [3, 4, 5, 6, 7]]
-    found = sum(float(call(config, part)[0] - call(config, part, "vanilla")[0]) for part in leaves(whole, parts))
+    found = sum(
+        float(call(config, part)[0] - call(config, part, "vanilla")[0]) for part in leaves(whole, parts)
+    )
     means = [float(objective(part, coef=0.2)[0]) for part in leaves(whole, parts)]
     assert found == pytest.approx((3 * means[0] + 5 * means[1]) / 8)
 
