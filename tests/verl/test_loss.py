@@ -1,5 +1,7 @@
 """The losses in verl's real registry: their value and gradient are those of the objective."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from batches import actor_config, make_batch, rows_of
@@ -119,7 +121,7 @@ def cut(draw, rows=8):
         own = order[rank * per_rank : (rank + 1) * per_rank]
         bounds = sorted(draw(st.sets(st.integers(1, per_rank - 1), max_size=3))) if per_rank > 1 else []
         edges = [0, *bounds, per_rank]
-        parts.append([list(own[a:b]) for a, b in zip(edges, edges[1:], strict=False)])
+        parts.append([list(own[a:b]) for a, b in pairwise(edges)])
     return parts
 
 
