@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from llds._version import __version__
-from llds.cli import diagnose, lab, preflight, retrieval
+from llds.cli import data, diagnose, lab, preflight, retrieval
 from llds.errors import LLDSError
 
 if TYPE_CHECKING:
@@ -187,6 +187,7 @@ def ask(
         typer.echo(_dumps(answer))
 
 
+data.register(app)
 diagnose.register(app)
 lab.register(app)
 preflight.register(app)
