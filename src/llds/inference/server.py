@@ -12,7 +12,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from llds.errors import LLDSError
 from llds.inference.writing import Context
@@ -21,6 +21,8 @@ from llds.search.resilience import Backoff
 from llds.search.sampling import GREEDY, Sampling
 from llds.search.tokens import TokenText
 from llds.search.transport import GivenUp, Patience, TooLong, Transient, Transport, told_by
+
+Result = TypeVar("Result")
 
 KEY_VARIABLE = "LLDS_API_KEY"
 _LONGEST_ANSWER = 64 << 20  # bytes
@@ -106,7 +108,7 @@ class CompletionServer:
             status, content = self._insist("/completions", self._request(context, GREEDY))
         if status != 200:
             raise LLDSError(self._refused(status, content))
-        return "token_ids" in self._choice(content)
+        return self._choice(content).get("token_ids") is not None
 
     def _request(self, context: Context, sampling: Sampling) -> dict[str, Any]:
         request = {
@@ -181,7 +183,7 @@ class CompletionServer:
     def _send(self, path: str, body: dict[str, Any] | None, end: float | None) -> tuple[int, bytes]:
         return self._transport.send(self.url + path, body, timeout=self._timeout, end=end)
 
-    def _told(self, request: Callable[[], Any]) -> Any:
+    def _told(self, request: Callable[[], Result]) -> Result:
         """Turn what a request may come to into sentences."""
         try:
             return request()
