@@ -44,8 +44,10 @@ def answer(
     for first in range(0, len(pending), size):
         chunk = pending[first : first + size]
         for rows in _answered(chunk, contestant, engine, sampling, seed):
-            journal.add([row for row in rows if _better(row, journal)])
-            count(len(tasks) - len(journal.pending(tasks)))
+            new = [row for row in rows if _better(row, journal)]
+            journal.add(new)
+            done += sum(not row.tool_failed for row in new)
+            count(done)
             if stopped():
                 return not journal.pending(tasks)
     if tasks and all(journal.rows[task.key].tool_failed for task in tasks):

@@ -164,8 +164,12 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple
     # As JSON would have them: tuples are lists, and keys are text.
     old, new = _flat(before), _flat(json.loads(json.dumps(now)))
     missing = object()
+
+    def told(side: Mapping[str, Any], key: str) -> str:
+        return json.dumps(side[key], ensure_ascii=False) if key in side else "absent"
+
     return [
-        (key, *(json.dumps(side[key]) if key in side else "absent" for side in (old, new)))
+        (key, told(old, key), told(new, key))
         for key in dict.fromkeys([*old, *new])
         if old.get(key, missing) != new.get(key, missing)
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -38,11 +38,11 @@ class Engine(Protocol):
 
     def play(
         self, prompts: Sequence[Sequence[int]], game: Game, sampling: Sampling, seeds: Sequence[int]
-    ) -> Iterator[Finished]:
+    ) -> Generator[Finished]:
         """Play one episode per prompt; yield them as they end, in any order, each once.
 
         ``prompts``: token ids. ``seeds``: one per prompt, from 0 to 2**63 - 1; an episode that is sampled depends
-        on no other random number. Closing the iterator stops it. Raises :class:`~llds.errors.LLDSError` for a
+        on no other random number. Closing the generator stops it. Raises :class:`~llds.errors.LLDSError` for a
         prompt that is empty or too long, and when the engine fails.
         """
         ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -31,7 +31,7 @@ class TransformersEngine:
 
     def play(
         self, prompts: Sequence[Sequence[int]], game: Game, sampling: Sampling, seeds: Sequence[int]
-    ) -> Iterator[Finished]:
+    ) -> Generator[Finished]:
         """See :class:`~llds.inference.engine.Engine`. Yields batch by batch, in order."""
         runner = EpisodeRunner(
             self._model, self.tokenizer, game.retriever, game.protocol, game.limits, sampling

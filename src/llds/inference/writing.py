@@ -10,7 +10,7 @@ import hashlib
 import math
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -91,7 +91,7 @@ class BatchedEngine:
 
     def play(
         self, prompts: Sequence[Sequence[int]], game: Game, sampling: Sampling, seeds: Sequence[int]
-    ) -> Iterator[Finished]:
+    ) -> Generator[Finished]:
         """See :class:`~llds.inference.engine.Engine`. Yields batch by batch, in order."""
         rules = Rules(self._text, self._eos, game.retriever, game.protocol, game.limits)
         rows = _rows(prompts, game, self.positions)
@@ -117,7 +117,7 @@ class ConcurrentEngine:
 
     def play(
         self, prompts: Sequence[Sequence[int]], game: Game, sampling: Sampling, seeds: Sequence[int]
-    ) -> Iterator[Finished]:
+    ) -> Generator[Finished]:
         """See :class:`~llds.inference.engine.Engine`. Yields what has ended since the last time.
 
         When it is closed early, requests under way are left to end by themselves; nobody waits for them.
