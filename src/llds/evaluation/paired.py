@@ -57,7 +57,7 @@ def compare_rows(before: Sequence[AnswerRow], after: Sequence[AnswerRow]) -> Pai
     """
     old, new = _by_set(before), _by_set(after)
     _check_same(old, new)
-    both = {name: [id_ for id_ in _answered(old[name]) if id_ in _answered(new[name])] for name in old}
+    both = {name: _answered_in_both(old[name], new[name]) for name in old}
     asked = sum(len({row.id for row in rows}) for rows in old.values())
     pairs = {name: _Pairs(old[name], new[name], ids) for name, ids in both.items() if ids}
     if not pairs:
@@ -126,9 +126,10 @@ def _by_set(rows: Sequence[AnswerRow]) -> dict[str, list[AnswerRow]]:
     return dict(sets)
 
 
-def _answered(rows: Sequence[AnswerRow]) -> dict[str, None]:
-    """Return the ids of the questions with an answer that counts, in order."""
-    return {row.id: None for row in rows if not row.tool_failed}
+def _answered_in_both(old: Sequence[AnswerRow], new: Sequence[AnswerRow]) -> list[str]:
+    """Return the ids of the questions with an answer that counts in both, in the order of the first."""
+    second = {row.id for row in new if not row.tool_failed}
+    return list(dict.fromkeys(row.id for row in old if not row.tool_failed and row.id in second))
 
 
 def _check_same(old: dict[str, list[AnswerRow]], new: dict[str, list[AnswerRow]]) -> None:

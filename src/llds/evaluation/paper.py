@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from llds.evaluation.summary import MACROS
 
@@ -19,7 +20,12 @@ TITLES: Mapping[str, str] = {
 }
 WIKI_18 = "wiki-18"
 WIKI_18_PASSAGES = 21_015_324
-TOPK, MAX_TURNS = 3, 4
+_SETUP = {
+    "protocol.topk": (3, "passages per search"),
+    "limits.max_turns": (4, "turns with feedback"),
+    "limits.max_action_tokens": (500, "tokens per action"),
+    "limits.max_observation_tokens": (500, "tokens per observation"),
+}
 
 
 @dataclass(frozen=True)
@@ -112,3 +118,42 @@ def paper_rows(model: str | None) -> list[PaperRow]:
     """Return the rows whose model has ``model`` in its name, whatever the case; all for None."""
     wanted = (model or "").lower()
     return [row for row in PAPER_ROWS if wanted in row.model.lower()]
+
+
+def departures(settings: Mapping[str, Any]) -> list[str]:
+    """Say why figures of an evaluation with these settings don't compare with the paper's; nothing when they do."""
+    found = [_other_corpus(settings["retriever"])]
+    for key, (theirs, what) in _SETUP.items():
+        section, name = key.split(".")
+        ours = settings[section][name]
+        if ours != theirs:
+            found.append(f"{ours} {what}, the paper {theirs}")
+    if settings["protocol"]["style"] == "short":
+        found.append("the short prompt, not Search-R1's")
+    if settings["protocol"]["snippet_words"] is not None:
+        found.append("passages cut to the words round the query")
+    if settings["sampling"]["temperature"] > 0:
+        found.append(
+            f"mean of {settings['samples']} answers at temperature {settings['sampling']['temperature']:g}"
+        )
+    found += [_other_questions(name, about) for name, about in settings["sets"].items()]
+    return [sentence for sentence in found if sentence]
+
+
+def _other_corpus(retriever: Mapping[str, Any]) -> str:
+    if retriever.get("name") == WIKI_18 or retriever.get("passages") == WIKI_18_PASSAGES:
+        return ""
+    if retriever["kind"] == "none":
+        return "no search tool"
+    if retriever["kind"] == "server" and retriever.get("name") is None:
+        return f"an unknown corpus behind {retriever['where']} (say --corpus-name {WIKI_18} if it is that)"
+    size = f" of {retriever['passages']:,} passages" if retriever.get("passages") else ""
+    named = retriever.get("name") or retriever["where"]
+    return f"another corpus, {named}{size}; the paper has Wikipedia of 2018, {WIKI_18_PASSAGES:,} passages"
+
+
+def _other_questions(name: str, about: Mapping[str, Any]) -> str:
+    asked, published = about["questions"], about["published"]
+    if published is None or asked == published:
+        return ""
+    return f"{asked:,} of the {published:,} questions of {TITLES.get(name, name)}"

@@ -1,8 +1,8 @@
 """From rows to scores: per set of questions, and the averages of the paper's table.
 
 ``Gen`` is the mean over NQ, TriviaQA and PopQA, ``MH`` that over HotpotQA, 2WikiMultiHopQA, MuSiQue and Bamboogle,
-``Avg`` that over all seven; every benchmark counts the same, however many questions it has (as in arXiv 2512.04220,
-whose averages are these means to the last digit).
+``Avg`` that over all seven; every benchmark counts the same, however many questions it has. So it is in arXiv
+2512.04220: 41 of the 42 averages of its table are these means, rounded (GSPO + LLDS has .451 where the mean is .450).
 """
 
 from __future__ import annotations
