@@ -139,7 +139,9 @@ def evaluate(
     from llds.training.environment import prepare_environment
 
     prepare_environment()
-    from llds.cli.evaluating import Order, run_evaluation
+    from llds.cli.evaluating import run_evaluation
+    from llds.cli.orders import ENGINES, Order
+    from llds.evaluation.contestants import BASELINES
     from llds.evaluation.folder import AGENT
     from llds.evaluation.rows import to_line
     from llds.files import atomic_write_text
@@ -156,8 +158,8 @@ def evaluate(
         no_retriever=no_retriever,
         corpus_name=corpus_name,
         search_r1=search_r1,
-        baselines=cast(Any, _checked("--baseline", baseline or [], _baselines())),
-        engine=cast(Any, _checked("--engine", [engine], _engines())[0]),
+        baselines=cast(Any, _checked("--baseline", baseline or [], BASELINES)),
+        engine=cast(Any, _checked("--engine", [engine], ENGINES)[0]),
         url=url,
         served_model=served_model,
         concurrency=concurrency,
@@ -210,15 +212,3 @@ def _checked(option: str, values: list[str], known: tuple[str, ...]) -> tuple[st
         if value not in known:
             raise LLDSError(f"{option} {value} is unknown: choose {' or '.join(known)}.")
     return tuple(dict.fromkeys(values))
-
-
-def _baselines() -> tuple[str, ...]:
-    from llds.evaluation.contestants import BASELINES
-
-    return BASELINES
-
-
-def _engines() -> tuple[str, ...]:
-    from llds.cli.evaluating import ENGINES
-
-    return ENGINES

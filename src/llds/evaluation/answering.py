@@ -85,13 +85,7 @@ def _answered(
 
 
 def _row(task: Task, contestant: Contestant, episode: Episode) -> AnswerRow:
-    row = score(
-        task.question,
-        episode,
-        benchmark=task.benchmark,
-        sample=task.sample,
-        require_think=contestant.thinks,
-    )
+    row = score(task.question, episode, benchmark=task.benchmark, sample=task.sample)
     searches = contestant.searches
     return dataclasses.replace(
         row, searches=row.searches + searches, valid_searches=row.valid_searches + searches

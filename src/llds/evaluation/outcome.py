@@ -107,10 +107,10 @@ class Outcome:
 
 def format_gains(gain: PairedComparison) -> list[str]:
     """Return a comparison as lines, one per set and average."""
-    lines = [("", "change", "questions better, worse", "p", "p, adjusted")]
-    for name, change in [*gain.sets.items(), *gain.macros.items()]:
-        lines.append(_gain_line(title_of(name), change, several=len(gain.sets) > 1))
-    return _columns(lines)
+    several = len(gain.sets) > 1
+    heads = ("", "change", "questions better, worse", "p", "p, adjusted" if several else "")
+    changes = [*gain.sets.items(), *gain.macros.items()]
+    return _columns([heads, *(_gain_line(title_of(name), change, several) for name, change in changes)])
 
 
 def title_of(name: str) -> str:

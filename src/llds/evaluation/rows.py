@@ -53,10 +53,8 @@ class AnswerRow:
         return self.benchmark, self.id, self.sample
 
 
-def score(
-    question: Question, episode: Episode, *, benchmark: str = "", sample: int = 0, require_think: bool = True
-) -> AnswerRow:
-    """Return the row of one answer. ``require_think``: a well-formed episode thinks before it acts."""
+def score(question: Question, episode: Episode, *, benchmark: str = "", sample: int = 0) -> AnswerRow:
+    """Return the row of one answer."""
     return AnswerRow(
         id=question.id,
         question=question.question,
@@ -67,7 +65,7 @@ def score(
         f1=f1_score(episode.answer, question.golden_answers),
         searches=episode.searches,
         valid_searches=episode.valid_searches,
-        valid_format=valid_format(episode.response, require_think),
+        valid_format=valid_format(episode.response),
         stop=episode.stop,
         tool_failed=episode.tool_failed,
         response=episode.response,

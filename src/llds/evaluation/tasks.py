@@ -16,20 +16,14 @@ from llds.evaluation.rows import Key
 class QuestionSet:
     """Questions with a name.
 
-    ``available``: how many the set has, of which ``questions`` may be a part. ``group``: ``general`` or
-    ``multi-hop`` for the seven benchmarks, None for others. ``published``: how many the published set has.
+    ``available``: how many the set has, of which ``questions`` may be a part. ``published``: how many the
+    published set has, where it is one of the seven benchmarks.
     """
 
     name: str
     questions: tuple[Question, ...]
     available: int
-    group: str | None = None
     published: int | None = None
-
-    @property
-    def sampled(self) -> bool:
-        """Whether only a part is asked, or the file is another part of the published set."""
-        return len(self.questions) < max(self.available, self.published or 0)
 
     def about(self) -> dict[str, Any]:
         """Return what tells this set from another, as plain JSON values."""
@@ -39,7 +33,6 @@ class QuestionSet:
             "questions": len(self.questions),
             "available": self.available,
             "published": self.published,
-            "group": self.group,
             "digest": digest[:16],
         }
 
