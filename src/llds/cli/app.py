@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand
 
 from llds._version import __version__
-from llds.cli import diagnose, evaluation, lab, preflight, retrieval
+from llds.cli import data, diagnose, evaluation, lab, preflight, retrieval
 from llds.cli.output import AsJson, dumps
+from llds.errors import LLDSError
+
+if TYPE_CHECKING:
+    from llds.training.recipe import Recipe
 
 app = typer.Typer(
     name="llds",
@@ -62,11 +67,24 @@ def train(
         bool,
         typer.Option("--force", help="Train although the preflight found that LLDS can't work as meant."),
     ] = False,
+    prepare: Annotated[
+        bool,
+        typer.Option(
+            "--prepare", help="With engine=verl: write the run folder and its command.sh, and stop."
+        ),
+    ] = False,
+    verl: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--verl", metavar="KEY=VALUE", help="With engine=verl: a setting of verl's own; repeatable."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a search agent by GRPO + LLDS and score it on held-out questions before and after.
 
     The run goes to runs/NAME; calling the same command again resumes it, or shows its result once it is done.
+    With engine=verl the same recipe runs in verl on a Ray cluster.
     """
     from llds.training.recipe import load_recipe
     from llds.training.settings import to_yaml
@@ -80,6 +98,10 @@ def train(
     from llds.training.environment import prepare_environment
 
     prepare_environment()
+    if recipe.run.engine == "verl":
+        _train_with_verl(recipe, verl or [], prepare, force, as_json)
+    if prepare or verl:
+        raise LLDSError("--prepare and --verl are for engine=verl; add engine=verl, or leave them out.")
     from llds.training.progress import is_first_process, make_display
     from llds.training.run import format_result
     from llds.training.run import train as train_recipe
@@ -87,6 +109,26 @@ def train(
     result = train_recipe(recipe, make_display(sys.stderr), force)
     if is_first_process():
         typer.echo(dumps(result.to_json()) if as_json else format_result(result))
+    raise typer.Exit(result.exit_code)
+
+
+def _train_with_verl(recipe: Recipe, words: list[str], prepare: bool, force: bool, as_json: bool) -> NoReturn:
+    from llds.training.progress import make_display
+    from llds.training.records import RunFolder
+    from llds.training.verl_run import prepare as write_files
+    from llds.training.verl_run import train_with_verl
+
+    if prepare:
+        run = RunFolder(Path(recipe.run.folder) / recipe.run.name)
+        with run.locked():
+            launch = write_files(recipe, words, run)
+        typer.echo(f"Wrote {launch.folder}; start it with: sh {launch.folder}/command.sh")
+        raise typer.Exit
+    result = train_with_verl(recipe, words, make_display(sys.stderr), force)
+    if as_json:
+        typer.echo(dumps(result.to_json()))
+    else:
+        typer.echo(f"verl ended with exit code {result.exit_code}; its numbers are in {result.metrics}.")
     raise typer.Exit(result.exit_code)
 
 
@@ -110,6 +152,7 @@ def ask(
         typer.echo(dumps(answer))
 
 
+data.register(app)
 diagnose.register(app)
 evaluation.register(app)
 lab.register(app)

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from llds.data.benchmarks import BENCHMARKS
 from llds.evaluation.evaluate import EvalResult, best_constant_guess, hop_name
 from llds.evaluation.folder import AGENT
 from llds.evaluation.paired import Change, PairedComparison, compare_rows
-from llds.evaluation.paper import TITLES
 from llds.evaluation.report import p_value, percent, points
 from llds.evaluation.rows import AnswerRow
 from llds.evaluation.summary import Score, SetScore, Summary, summarize
@@ -115,7 +115,7 @@ def format_gains(gain: PairedComparison) -> list[str]:
 
 def title_of(name: str) -> str:
     """Return a set's name as tables have it, indented."""
-    return f"  {TITLES.get(name, name)}"
+    return f"  {BENCHMARKS[name].title if name in BENCHMARKS else name}"
 
 
 def _gain_line(title: str, change: Change, several: bool) -> tuple[str, ...]:

@@ -6,18 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llds.evaluation.summary import MACROS
+from llds.data.benchmarks import BENCHMARKS
 
-BENCHMARKS = MACROS["Avg"]
-TITLES: Mapping[str, str] = {
-    "nq": "NQ",
-    "triviaqa": "TriviaQA",
-    "popqa": "PopQA",
-    "hotpotqa": "HotpotQA",
-    "2wikimultihopqa": "2Wiki",
-    "musique": "MuSiQue",
-    "bamboogle": "Bamboogle",
-}
 WIKI_18 = "wiki-18"
 WIKI_18_PASSAGES = 21_015_324
 _SETUP = {
@@ -156,4 +146,4 @@ def _other_questions(name: str, about: Mapping[str, Any]) -> str:
     asked, published = about["questions"], about["published"]
     if published is None or asked == published:
         return ""
-    return f"{asked:,} of the {published:,} questions of {TITLES.get(name, name)}"
+    return f"{asked:,} of the {published:,} questions of {BENCHMARKS[name].title}"

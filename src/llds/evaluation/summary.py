@@ -13,16 +13,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from llds.data.benchmarks import BENCHMARKS, GENERAL, MULTI_HOP
 from llds.evaluation.rows import AnswerRow
 from llds.evaluation.statistics import Estimate, pass_at_k, stratified_mean
 from llds.evaluation.tasks import QuestionSet
 
-GENERAL = ("nq", "triviaqa", "popqa")
-MULTI_HOP = ("hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
-MACROS: Mapping[str, tuple[str, ...]] = {"Gen": GENERAL, "MH": MULTI_HOP, "Avg": (*GENERAL, *MULTI_HOP)}
-
-Values = Mapping[str, float]
-"""One score per question, by the question's id."""
+GENERAL_NAMES = tuple(name for name, one in BENCHMARKS.items() if one.group == GENERAL)
+MULTI_HOP_NAMES = tuple(name for name, one in BENCHMARKS.items() if one.group == MULTI_HOP)
+MACROS: Mapping[str, tuple[str, ...]] = {
+    "Gen": GENERAL_NAMES,
+    "MH": MULTI_HOP_NAMES,
+    "Avg": (*GENERAL_NAMES, *MULTI_HOP_NAMES),
+}
 
 
 @dataclass(frozen=True)

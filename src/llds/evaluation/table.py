@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from llds.data.benchmarks import BENCHMARKS
 from llds.errors import LLDSError
 from llds.evaluation.contestants import BASELINES
 from llds.evaluation.folder import AGENT
-from llds.evaluation.paper import TITLES, PaperRow, departures
-from llds.evaluation.summary import GENERAL, MULTI_HOP
+from llds.evaluation.paper import PaperRow, departures
+from llds.evaluation.summary import GENERAL_NAMES, MULTI_HOP_NAMES
 
-_COLUMNS = (*GENERAL, *MULTI_HOP, "Gen", "MH", "Avg")
-_BREAKS = (GENERAL[0], MULTI_HOP[0], "Gen")  # columns with a line before them
+_COLUMNS = (*GENERAL_NAMES, *MULTI_HOP_NAMES, "Gen", "MH", "Avg")
+_BREAKS = (GENERAL_NAMES[0], MULTI_HOP_NAMES[0], "Gen")  # columns with a line before them
 _PART = "*"
 
 
@@ -97,7 +98,7 @@ def table_to_json(rows: Sequence[TableRow]) -> list[dict[str, Any]]:
 
 
 def _cells(contestant: Mapping[str, Any], part: Mapping[str, bool]) -> dict[str, Cell]:
-    some = any(part.get(name, True) for name in (*GENERAL, *MULTI_HOP))
+    some = any(part.get(name, True) for name in (*GENERAL_NAMES, *MULTI_HOP_NAMES))
     cells = {}
     for name in _COLUMNS:
         found = contestant["sets"].get(name, {}).get("score") or contestant["macros"].get(name)
@@ -126,7 +127,11 @@ def _digits(value: float | None) -> str:
 
 
 def _heads() -> list[str]:
-    return ["exact match", *(TITLES.get(name, name) for name in _COLUMNS), "95 % of Avg"]
+    return [
+        "exact match",
+        *(BENCHMARKS[name].title if name in BENCHMARKS else name for name in _COLUMNS),
+        "95 % of Avg",
+    ]
 
 
 def _plain(rows: Sequence[TableRow]) -> list[str]:
