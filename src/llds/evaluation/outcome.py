@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from llds.data.benchmarks import BENCHMARKS
@@ -31,12 +32,12 @@ class Outcome:
     sets: Sequence[QuestionSet]
     rows: Mapping[str, Sequence[AnswerRow]]
 
-    @property
+    @cached_property
     def summaries(self) -> dict[str, Summary]:
         """The scores of every contestant."""
         return {name: summarize(rows, self.sets) for name, rows in self.rows.items()}
 
-    @property
+    @cached_property
     def gains(self) -> dict[str, PairedComparison]:
         """The agent against every baseline."""
         if AGENT not in self.rows:

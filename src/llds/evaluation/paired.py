@@ -105,10 +105,7 @@ def _change(strata: Sequence[_Pairs], p_value: float) -> Change:
 
 
 def _difference(strata: Sequence[Sequence[float]]) -> Estimate:
-    # A difference of 0 or 1 throughout is no share, so Wilson's interval does not belong to it.
-    estimate = stratified_mean(strata)
-    constant = len(strata) == 1 and len(set(strata[0])) == 1
-    return dataclasses.replace(estimate, low=estimate.value, high=estimate.value) if constant else estimate
+    return stratified_mean(strata, shares=False)
 
 
 def _adjusted(changes: dict[str, Change], names: Sequence[str]) -> dict[str, Change]:

@@ -13,8 +13,8 @@ WIKI_18_PASSAGES = 21_015_324
 _SETUP = {
     "protocol.topk": (3, "passages per search"),
     "limits.max_turns": (4, "turns with feedback"),
-    "limits.max_action_tokens": (500, "tokens per action"),
-    "limits.max_observation_tokens": (500, "tokens per observation"),
+    "limits.max_action_tokens": (500, "tokens for an action"),
+    "limits.max_observation_tokens": (500, "tokens for an observation"),
 }
 
 
@@ -117,16 +117,17 @@ def departures(settings: Mapping[str, Any]) -> list[str]:
         section, name = key.split(".")
         ours = settings[section][name]
         if ours != theirs:
-            found.append(f"{ours} {what}, the paper {theirs}")
+            found.append(f"{what}: {ours}, in the paper {theirs}")
     if settings["protocol"]["style"] == "short":
-        found.append("the short prompt, not Search-R1's")
+        found.append("the prompt is the short one, not Search-R1's")
     if settings["protocol"]["snippet_words"] is not None:
-        found.append("passages cut to the words round the query")
+        found.append("passages are cut to the words round the query")
     if settings["sampling"]["temperature"] > 0:
         found.append(
-            f"mean of {settings['samples']} answers at temperature {settings['sampling']['temperature']:g}"
+            f"answers are drawn at temperature {settings['sampling']['temperature']:g}; the figures are means over "
+            f"{settings['samples']} of them"
         )
-    found += [_other_questions(name, about) for name, about in settings["sets"].items()]
+    found.append(_other_questions(settings["sets"]))
     return [sentence for sentence in found if sentence]
 
 
@@ -134,16 +135,20 @@ def _other_corpus(retriever: Mapping[str, Any]) -> str:
     if retriever.get("name") == WIKI_18 or retriever.get("passages") == WIKI_18_PASSAGES:
         return ""
     if retriever["kind"] == "none":
-        return "no search tool"
+        return "the search tool is off"
     if retriever["kind"] == "server" and retriever.get("name") is None:
-        return f"an unknown corpus behind {retriever['where']} (say --corpus-name {WIKI_18} if it is that)"
+        return (
+            f"the corpus behind {retriever['where']} is not known (say --corpus-name {WIKI_18} if it is that)"
+        )
     size = f" of {retriever['passages']:,} passages" if retriever.get("passages") else ""
     named = retriever.get("name") or retriever["where"]
-    return f"another corpus, {named}{size}; the paper has Wikipedia of 2018, {WIKI_18_PASSAGES:,} passages"
+    return f"another corpus: {named}{size}, in the paper Wikipedia of 2018 ({WIKI_18_PASSAGES:,} passages)"
 
 
-def _other_questions(name: str, about: Mapping[str, Any]) -> str:
-    asked, published = about["questions"], about["published"]
-    if published is None or asked == published:
-        return ""
-    return f"{asked:,} of the {published:,} questions of {BENCHMARKS[name].title}"
+def _other_questions(sets: Mapping[str, Any]) -> str:
+    parts = [
+        f"{BENCHMARKS[name].title} {about['questions']:,} of {about['published']:,}"
+        for name, about in sets.items()
+        if about["published"] is not None and about["questions"] != about["published"]
+    ]
+    return f"not the published questions: {', '.join(parts)}" if parts else ""

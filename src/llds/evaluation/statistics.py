@@ -84,24 +84,31 @@ def sign_test(before: Sequence[float], after: Sequence[float]) -> float:
     return min(1.0, float(2 * tail / 2**changed))
 
 
-def stratified_mean(strata: Sequence[Sequence[float]], seed: int = 0, level: float = 0.95) -> Estimate:
+def stratified_mean(
+    strata: Sequence[Sequence[float]], seed: int = 0, level: float = 0.95, *, shares: bool = True
+) -> Estimate:
     """Return the mean of the means of ``strata``, every stratum counting the same, with a bootstrap interval.
 
-    Questions are drawn anew within each stratum (2000 resamples, seeded, percentiles). One stratum of nothing but
-    0, or nothing but 1, gets Wilson's interval, since resampling it would show no doubt at all. ``count`` is
-    the number of values in all. Raises ``ValueError`` without strata, or for an empty one.
+    Questions are drawn anew within each stratum (2000 resamples, seeded, percentiles). ``count`` is the number
+    of values in all. ``shares``: the values are scores in [0, 1]. Of nothing but 0, or nothing but 1, resampling
+    would show no doubt at all: one such stratum alone gets Wilson's interval, and among several its mean is drawn
+    from Beta(right + ½, wrong + ½). Raises ``ValueError`` without strata, or for an empty one.
     """
     samples = [np.asarray(values, dtype=np.float64) for values in strata]
     if not samples or any(sample.size == 0 for sample in samples):
         raise ValueError("stratified_mean needs at least one stratum, and values in each.")
     count = sum(sample.size for sample in samples)
     value = float(np.mean([sample.mean() for sample in samples]))
-    if len(samples) == 1 and value in (0.0, 1.0) and np.all(samples[0] == value):
+    constant = [shares and bool(np.all(sample == sample[0]) and sample[0] in (0, 1)) for sample in samples]
+    if len(samples) == 1 and constant[0]:
         return wilson(count * int(value), count, level)
     rng = np.random.default_rng(seed)
-    means = np.mean([_resampled_means(sample, rng) for sample in samples], axis=0)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return Estimate(value, float(low), float(high), count)
+    draws = [
+        _drawn_share(sample, rng) if same else _resampled_means(sample, rng)
+        for sample, same in zip(samples, constant, strict=True)
+    ]
+    low, high = np.quantile(np.mean(draws, axis=0), [(1 - level) / 2, (1 + level) / 2])
+    return Estimate(value, min(value, float(low)), max(value, float(high)), count)
 
 
 def _resampled_means(sample: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
@@ -114,6 +121,11 @@ def _resampled_means(sample: NDArray[np.float64], rng: np.random.Generator) -> N
     drawn = rng.multinomial(sample.size, counts / sample.size, size=RESAMPLES)
     means: NDArray[np.float64] = drawn @ values / sample.size
     return means
+
+
+def _drawn_share(sample: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
+    right = sample.sum()
+    return rng.beta(right + 0.5, sample.size - right + 0.5, size=RESAMPLES)
 
 
 def sign_flip_test(strata: Sequence[Sequence[float]], seed: int = 0, flips: int = 20_000) -> float:

@@ -75,10 +75,8 @@ def paper_table_row(row: PaperRow) -> TableRow:
 def format_table(rows: Sequence[TableRow], markdown: bool = False) -> str:
     """Return the table as text for a terminal, or as Markdown, with notes on what doesn't compare."""
     lines = _markdown(rows) if markdown else _plain(rows)
-    notes = _notes(rows)
-    if not notes:
-        return "\n".join(lines)
-    return "\n".join([*lines, "", *([f"- {note}" for note in notes] if markdown else notes)])
+    notes = _notes(rows, ("- ", "  - ") if markdown else ("", "  - "))
+    return "\n".join([*lines, "", *notes] if notes else lines)
 
 
 def table_to_json(rows: Sequence[TableRow]) -> list[dict[str, Any]]:
@@ -159,16 +157,18 @@ def _markdown(rows: Sequence[TableRow]) -> list[str]:
     return [f"| {' | '.join(line)} |" for line in [heads, rule, *texts]]
 
 
-def _notes(rows: Sequence[TableRow]) -> list[str]:
+def _notes(rows: Sequence[TableRow], bullets: tuple[str, str]) -> list[str]:
+    outer, inner = bullets
     notes = []
     if any(cell.part for row in rows for cell in row.cells.values()):
-        notes.append(f"{_PART} not the published set: a part of it, or other questions.")
+        notes.append(f"{outer}{_PART} not the published set of questions: a part of it, or others.")
     told: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
         if row.departures:
             told.setdefault(row.departures, []).append(row.label)
     for why, labels in told.items():
-        notes.append(f"{'; '.join(labels)}: does not compare with the paper, for it has {'; '.join(why)}.")
+        notes.append(f"{outer}Not comparable with the paper's figures: {'; '.join(labels)}.")
+        notes += [f"{inner}{sentence}" for sentence in why]
     if any(row.source == "paper" for row in rows):
-        notes.append("(paper): figures of arXiv 2512.04220 v2, not measured here.")
+        notes.append(f"{outer}(paper): figures of arXiv 2512.04220 v2, not measured here.")
     return notes
