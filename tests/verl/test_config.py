@@ -180,7 +180,14 @@ def test_the_verdict_of_a_clean_run():
         ),
         ([f"{LOSS}.llds_coef=0"], "off (llds_coef=0)", None),
         ([f"{LOSS}.loss_mode=vanilla"], "nothing calls the penalty", "L9"),
-        (["algorithm.rollout_correction.bypass_mode=true"], "live in every step, on drift and", "L3"),
+        (
+            [
+                "algorithm.rollout_correction.bypass_mode=true",
+                "actor_rollout_ref.rollout.calculate_log_probs=true",
+            ],
+            "live in every step, on drift and",
+            "L3",
+        ),
         ([f"{LOSS}.llds_baseline=reference"], "live once the policy has left the reference", None),
         (["data.train_batch_size=500"], "how many optimizer steps a rollout gets can't be told", None),
         ([f"{LOSS}.llds_normalizer=authors"], "live in 1 of 2", None),
