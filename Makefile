@@ -3,15 +3,22 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# verl wants other versions of half of it, and 3 GB: an environment of its own.
+VERL := .venv-verl
+VERL_STAMP := $(VERL)/.installed
 RECIPE ?= tiny
 
-.PHONY: train test lint bench lab clean
+.PHONY: train test test-verl lint bench lab clean
 
 train: $(STAMP)
 	$(BIN)/llds train $(RECIPE) $(ARGS)
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest $(ARGS)
+
+# LLDS inside the real verl: its worker, and its whole trainer on Ray.
+test-verl: $(VERL_STAMP)
+	$(VERL)/bin/python -m pytest tests/verl $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -34,5 +41,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $(STAMP)
 
+$(VERL_STAMP): pyproject.toml constraints-verl.txt
+	test -x $(VERL)/bin/pip || $(PYTHON) -m venv $(VERL)
+	$(VERL)/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints-verl.txt torch
+	$(VERL)/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints-verl.txt --editable ".[verl-dev]"
+	touch $(VERL_STAMP)
+
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VERL) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -12,6 +12,7 @@ from llds.preflight.verl import is_verl, setup_of_verl, with_overrides
 from llds.training.environment import prepare_environment
 from llds.training.preflight import check_recipe
 from llds.training.recipe import load_recipe, recipe_names
+from llds.training.verl_command import check_verl_recipe
 
 prepare_environment()
 runner = CliRunner()
@@ -26,7 +27,8 @@ def faults(report, worst=("certain", "likely")):
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_shipped_recipes_are_clean(name):
-    report = check_recipe(load_recipe(name))
+    recipe = load_recipe(name)
+    report = (check_verl_recipe if recipe.run.engine == "verl" else check_recipe)(recipe)
     assert report.findings == ()
 
 
@@ -117,6 +119,11 @@ def test_faults_of_a_verl_configuration(words, fault):
 BYPASS = "algorithm.rollout_correction.bypass_mode=True"
 
 
+def test_in_bypass_mode_one_step_is_no_structural_zero():
+    """Old log-probs are those of the inference engine, which differ from the trainer's at once."""
+    assert faults(verl(BYPASS, f"{A}.ppo_mini_batch_size=512")) == {"L3"}
+
+
 def test_log_probs_of_an_engine_that_returns_none():
     words = [BYPASS, "actor_rollout_ref.rollout.calculate_log_probs=False"]
     assert faults(verl(*words)) == {"L3", "L11"}
@@ -147,6 +154,8 @@ def test_search_r1_counts_its_mini_batches_in_responses():
         [f"{A}.use_kl_loss=False", "algorithm.use_kl_in_reward=True"],
         ["actor_rollout_ref.rollout.n=8"],
         [f"{A}.ppo_mini_batch_size=512", f"{A}.policy_loss.llds_coef=0"],
+        [f"{A}.ppo_mini_batch_size=512", f"{A}.policy_loss.llds_baseline=reference"],
+        [f"{A}.policy_loss.llds_normalizer=authors"],
     ],
 )
 def test_clean_verl_configurations(words):
@@ -164,6 +173,7 @@ def test_plain_verl_without_llds_says_what_it_could_not_look_for():
 def test_overrides_need_an_equals_sign():
     assert is_verl({"actor_rollout_ref": {}})
     assert with_overrides({"a": {"b": 1}}, ["a.b=2", "+a.c.d=[1]"]) == {"a": {"b": 2, "c": {"d": [1]}}}
+    assert with_overrides({}, ["+llds@_global_=default"]) == {"llds": "default"}
     with pytest.raises(LLDSError, match="'wrong' is no setting"):
         with_overrides({}, ["wrong"])
     with pytest.raises(LLDSError, match=r"The value in 'a=\['"):

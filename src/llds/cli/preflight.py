@@ -152,6 +152,10 @@ def _recipe_report(config: str, words: list[str], static: bool) -> Report:
     from llds.training.recipe import load_recipe
 
     recipe = load_recipe(config, words)
+    if recipe.run.engine == "verl":
+        from llds.training.verl_command import check_verl_recipe
+
+        return check_verl_recipe(recipe)
     from llds.training.environment import prepare_environment, silence_libraries
 
     prepare_environment()

@@ -189,7 +189,10 @@ _ROWS = (
     ),
     _row("llds_loss", "1", "LLDS term as it was added", "llds/loss", "actor/llds/loss", "actor/llds_loss"),
     _row("llds_coef", "1", "λ", "llds/coef", "actor/llds/coef"),
-    _row("structural_zero", "0 or 1", "1 where the penalty was zero by construction", "llds/structural_zero"),
+    _row(
+        *("structural_zero", "0 or 1", "1 where the penalty was zero by construction"),
+        *("llds/structural_zero", "actor/llds/structural_zero"),
+    ),
 )
 #: Name -> series. The series of :data:`llds.dynamics.SERIES` that LLDS logs are canonical too, by their names.
 SERIES: Mapping[str, LogSeries] = {

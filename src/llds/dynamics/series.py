@@ -255,15 +255,16 @@ def _age(updates: int | None, moved: Tensor, tokens: Tensor, responses: Tensor) 
 
 
 def _read(quotient: Quotient, numbers: list[float]) -> float | None:
-    top = _sum(quotient.top, quotient.cells, numbers)
+    top = read_sum(quotient.top, quotient.cells, numbers)
     if not quotient.bottom:
         return top if math.isfinite(top) else None
-    bottom = _sum(quotient.bottom, quotient.bottom_cells or quotient.cells, numbers)
+    bottom = read_sum(quotient.bottom, quotient.bottom_cells or quotient.cells, numbers)
     value = quotient.scale * top / bottom if bottom else math.nan
     return value if math.isfinite(value) else None
 
 
-def _sum(name: str, cell_numbers: tuple[int, ...], numbers: list[float]) -> float:
+def read_sum(name: str, cell_numbers: tuple[int, ...], numbers: Sequence[float]) -> float:
+    """Return one sum: of :data:`FIELDS` over some cells, or of :data:`TOTALS`; ``numbers`` [SIZE]."""
     if name in TOTALS:
         return numbers[len(FIELDS) * cells.COUNT + TOTALS.index(name)]
     first = FIELDS.index(name) * cells.COUNT

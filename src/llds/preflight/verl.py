@@ -16,6 +16,7 @@ NAMES = {
     "coef": f"{_ACTOR}.policy_loss.llds_coef",
     "gate": f"{_ACTOR}.policy_loss.llds_gate",
     "normalizer": f"{_ACTOR}.policy_loss.llds_normalizer",
+    "baseline": f"{_ACTOR}.policy_loss.llds_baseline",
     "preserve": f"{_ACTOR}.policy_loss.llds_preserve",
     "advantage_tol": f"{_ACTOR}.policy_loss.llds_advantage_tol",
     "answer_weight": f"{_ACTOR}.policy_loss.llds_answer_weight",
@@ -28,8 +29,8 @@ NAMES = {
     "masks_feedback": f"{_ACTOR}.state_masking",
     "is_attached": f"{_ACTOR}.policy_loss.loss_mode, algorithm.rollout_correction.bypass_mode, trainer.use_v1",
     "attach_advice": (
-        "set loss_mode=llds (or add +llds=default; see docs/scale.md); bypass_mode with trainer.use_v1=False replaces "
-        "whatever is set, unless llds_wrap_registry is"
+        "add +llds@_global_=default (or set loss_mode=llds; see docs/verl.md); bypass_mode with trainer.use_v1=False "
+        "replaces whatever is set, unless llds_wrap_registry is"
     ),
 }
 
@@ -46,7 +47,8 @@ def with_overrides(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[
         key, equals, value = word.partition("=")
         if not equals:
             raise LLDSError(f"'{word}' is no setting; write key=value, such as data.train_batch_size=512.")
-        *path, last = key.lstrip("+").split(".")
+        # What follows an @ says where hydra puts a group, not what it is.
+        *path, last = key.lstrip("+").partition("@")[0].split(".")
         place = result
         for name in path:
             if not isinstance(place.get(name), dict):
@@ -73,7 +75,9 @@ def setup_of_verl(config: Mapping[str, Any]) -> Setup:
     loss = _mapping(config, "actor_rollout_ref.actor.policy_loss")
     mode = str(loss.get("loss_mode", "vanilla"))
     llds = {key.removeprefix("llds_"): value for key, value in loss.items() if key.startswith("llds_")}
-    is_named = "llds" in mode or bool(loss.get("llds_wrap_registry"))
+    # On a command line the group stands for itself: +llds=default. Hydra puts what is in it in its place.
+    has_group = isinstance(config.get("llds"), str)
+    is_named = has_group or "llds" in mode or bool(loss.get("llds_wrap_registry"))
     wanted = is_named or bool(llds)
     bypass = bool(_get(config, "algorithm.rollout_correction.bypass_mode") or False)
     # The older trainer then puts a loss of its own in place of the one that is named.
@@ -83,8 +87,8 @@ def setup_of_verl(config: Mapping[str, Any]) -> Setup:
         is_attached=(is_named and not is_replaced) if wanted else None,
         coef=_number(llds.get("coef", 0.2)) if wanted else None,
         gate=str(llds.get("gate", "action")) if wanted else None,
-        normalizer=str(llds.get("normalizer", "all")) if wanted else None,
-        baseline=str(llds.get("baseline", "old")) if wanted else None,
+        normalizer=_normalizer(llds) if wanted else None,
+        baseline=_baseline(llds, bypass) if wanted else None,
         preserve=str(llds.get("preserve", "nonnegative")) if wanted else None,
         advantage_tol=_number(llds.get("advantage_tol", 1e-3)) if wanted else None,
         answer_weight=llds.get("answer_weight"),
@@ -99,9 +103,22 @@ def setup_of_verl(config: Mapping[str, Any]) -> Setup:
         is_multi_turn=_has_tools(config),
         names=NAMES,
         live_advice=(
-            "set actor.ppo_mini_batch_size to half of data.train_batch_size or less, or actor.ppo_epochs=2"
+            "set actor.ppo_mini_batch_size to half of data.train_batch_size or less, or actor.ppo_epochs=2, or "
+            "llds_baseline=reference with actor.use_kl_loss=True"
         ),
     )
+
+
+def _normalizer(llds: Mapping[str, Any]) -> str:
+    """The authors' count is that of all tokens too, of each micro-batch."""
+    name = str(llds.get("normalizer", "all"))
+    return "all" if name == "authors" else name
+
+
+def _baseline(llds: Mapping[str, Any], bypass: bool) -> str:
+    """In bypass mode the old log-probs are the inference engine's, so they differ at once."""
+    name = str(llds.get("baseline", "old"))
+    return "inference" if bypass and name == "old" else name
 
 
 def _steps(config: Mapping[str, Any]) -> Fraction | None:

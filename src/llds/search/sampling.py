@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from llds.errors import LLDSError
+
+Generators: TypeAlias = torch.Generator | Sequence[torch.Generator] | None
+"""One source of randomness for a batch, one per row, or torch's default one."""
 
 
 @dataclass(frozen=True)

@@ -251,9 +251,35 @@ class EvaluationSettings:
 
 
 @dataclass(frozen=True)
+class ScaleSettings:
+    """How a run lies over machines. Read by ``engine=verl`` alone; TRL is laid out by accelerate."""
+
+    nodes: int = setting(1, "machines of the Ray cluster", "machines", low=1)
+    gpus: int = setting(8, "GPUs of each machine", "GPUs", low=1)
+    generator: Literal["vllm", "sglang"] = setting("vllm", "what writes the responses")
+    tensor_parallel: int = setting(1, "GPUs that write together with one copy of the model", "GPUs", low=1)
+    generator_memory: float = setting(
+        0.5, "share of a GPU's memory for writing responses", low=0.05, high=0.95
+    )
+    tokens_per_gpu: int = setting(
+        16384,
+        "tokens per forward pass and GPU, packed; 0 takes grpo.micro_batch responses instead",
+        "tokens",
+        low=0,
+    )
+    offload: bool = setting(
+        False, "keep weights, gradients and optimizer in main memory while responses are written"
+    )
+    agents: int = setting(8, "processes that play episodes, over all machines", "processes", low=1)
+
+
+@dataclass(frozen=True)
 class RunSettings:
     """The run as a whole."""
 
+    engine: Literal["trl", "verl"] = setting(
+        "trl", "what trains: TRL in this process, or verl on Ray; engine=verl is short for it"
+    )
     name: str = setting("", "name of the run's folder; by default that of the recipe and the seed")
     folder: str = setting("runs", "where run folders go")
     seed: int = setting(
@@ -284,6 +310,7 @@ class Recipe:
     llds: LLDSSettings = field(default_factory=LLDSSettings)
     dynamics: DynamicsSettings = field(default_factory=DynamicsSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    scale: ScaleSettings = field(default_factory=ScaleSettings)
     run: RunSettings = field(default_factory=RunSettings)
 
 
@@ -309,13 +336,17 @@ def load_recipe(source: str | None = None, overrides: Sequence[str] = ()) -> Rec
     name = source or DEFAULT_RECIPE
     text, where = _recipe_text(name)
     values = read_yaml(Recipe, text, where)
-    values.update(read_override(Recipe, override) for override in overrides)
+    values.update(read_override(Recipe, _spelt_out(override)) for override in overrides)
     recipe = build(Recipe, values)
     if not recipe.run.name:
         run = dataclasses.replace(recipe.run, name=f"{Path(name).stem}-seed{recipe.run.seed}")
         recipe = dataclasses.replace(recipe, run=run)
     _check_together(recipe)
     return recipe
+
+
+def _spelt_out(override: str) -> str:
+    return f"run.{override}" if override.startswith("engine=") else override
 
 
 def read_recipe_file(path: Path) -> Recipe:
