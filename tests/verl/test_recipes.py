@@ -23,7 +23,9 @@ RECIPES = [name for name in recipe_names() if load_recipe(name).run.engine == "v
 
 
 def composed(recipe):
-    files = Files(recipe.model.path, *(Path(f"/a folder/{name}") for name in ("a.parquet", "b.parquet", "c", "d")))
+    files = Files(
+        recipe.model.path, *(Path(f"/a folder/{name}") for name in ("a.parquet", "b.parquet", "c", "d"))
+    )
     words = verl_overrides(recipe, files)
     with initialize_config_module("verl.trainer.config", version_base=None):
         return compose("ppo_trainer", words)
