@@ -249,9 +249,9 @@ def test_plain_prompts_are_the_text_as_it_stands(tokenizer):
 
 
 def test_prompts_that_can_not_be_used(model, tokenizer):
-    with pytest.raises(LLDSError, match="set llds_search.prompt=search-r1, which takes the text"):
+    with pytest.raises(LLDSError, match="no chat template: set llds_search"):
         run_one(make_loop(None, tokenizer), raw_prompt=user("a"))
-    with pytest.raises(LLDSError, match="set data.return_raw_chat=True"):
+    with pytest.raises(LLDSError, match="The row of a question has no raw_prompt"):
         run_one(make_loop(None, tokenizer, **TINY))
     with pytest.raises(LLDSError, match="more than max_prompt_tokens=96"):
         run_one(make_loop(None, tokenizer, **TINY), raw_prompt=user("word " * 100))
