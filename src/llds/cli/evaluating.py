@@ -23,7 +23,8 @@ from llds.evaluation.outcome import Outcome
 from llds.evaluation.rows import AnswerRow
 from llds.evaluation.tasks import QuestionSet, make_tasks
 from llds.inference.engine import Engine, Game
-from llds.search.indexfiles import ABOUT, is_index, read_about
+from llds.retrieval.opening import read_info
+from llds.search.indexfiles import ABOUT, is_index
 from llds.search.retrieval import NoRetriever, Retriever
 from llds.training.environment import silence_libraries
 from llds.training.inputs import EMBEDDED, check_prompts, make_limits, make_protocol, make_retriever
@@ -164,12 +165,14 @@ def _about_retriever(order: Order, recipe: Recipe) -> dict[str, Any]:
         count = sum(load_manifest()["passages"].values())
         return {"kind": "embedded", "where": "the embedded corpus", "passages": count, **name}
     if is_index(corpus):
+        info = read_info(corpus)
         digest = hashlib.sha256((corpus / ABOUT).read_bytes()).hexdigest()[:16]
         return {
             "kind": "index",
             "where": str(corpus),
-            "passages": read_about(corpus)["passages"],
+            "passages": info.passages,
             "mode": settings.mode,
+            "encoder": info.encoder,
             "digest": digest,
             **name,
         }
