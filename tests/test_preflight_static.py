@@ -119,6 +119,11 @@ def test_faults_of_a_verl_configuration(words, fault):
 BYPASS = "algorithm.rollout_correction.bypass_mode=True"
 
 
+def test_in_bypass_mode_one_step_is_no_structural_zero():
+    """Old log-probs are those of the inference engine, which differ from the trainer's at once."""
+    assert faults(verl(BYPASS, f"{A}.ppo_mini_batch_size=512")) == {"L3"}
+
+
 def test_log_probs_of_an_engine_that_returns_none():
     words = [BYPASS, "actor_rollout_ref.rollout.calculate_log_probs=False"]
     assert faults(verl(*words)) == {"L3", "L11"}
@@ -149,6 +154,8 @@ def test_search_r1_counts_its_mini_batches_in_responses():
         [f"{A}.use_kl_loss=False", "algorithm.use_kl_in_reward=True"],
         ["actor_rollout_ref.rollout.n=8"],
         [f"{A}.ppo_mini_batch_size=512", f"{A}.policy_loss.llds_coef=0"],
+        [f"{A}.ppo_mini_batch_size=512", f"{A}.policy_loss.llds_baseline=reference"],
+        [f"{A}.policy_loss.llds_normalizer=authors"],
     ],
 )
 def test_clean_verl_configurations(words):
@@ -166,6 +173,7 @@ def test_plain_verl_without_llds_says_what_it_could_not_look_for():
 def test_overrides_need_an_equals_sign():
     assert is_verl({"actor_rollout_ref": {}})
     assert with_overrides({"a": {"b": 1}}, ["a.b=2", "+a.c.d=[1]"]) == {"a": {"b": 2, "c": {"d": [1]}}}
+    assert with_overrides({}, ["+llds@_global_=default"]) == {"llds": "default"}
     with pytest.raises(LLDSError, match="'wrong' is no setting"):
         with_overrides({}, ["wrong"])
     with pytest.raises(LLDSError, match=r"The value in 'a=\['"):

@@ -1,5 +1,7 @@
 """The losses in verl's real registry: their value and gradient are those of the objective."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from batches import actor_config, make_batch, rows_of
@@ -119,7 +121,7 @@ def cut(draw, rows=8):
         own = order[rank * per_rank : (rank + 1) * per_rank]
         bounds = sorted(draw(st.sets(st.integers(1, per_rank - 1), max_size=3))) if per_rank > 1 else []
         edges = [0, *bounds, per_rank]
-        parts.append([list(own[a:b]) for a, b in zip(edges, edges[1:], strict=False)])
+        parts.append([list(own[a:b]) for a, b in pairwise(edges)])
     return parts
 
 
@@ -169,16 +171,8 @@ def leaves(whole, parts):
 # --- in place
 
 
-@pytest.fixture
-def registry():
-    before = dict(POLICY_LOSS_REGISTRY)
-    yield POLICY_LOSS_REGISTRY
-    POLICY_LOSS_REGISTRY.clear()
-    POLICY_LOSS_REGISTRY.update(before)
-
-
-def test_in_place_adds_to_any_loss_that_is_called(registry):
-    originals = {name: registry[name] for name in BASES}
+def test_in_place_adds_to_any_loss_that_is_called(restored_registry):
+    originals = {name: restored_registry[name] for name in BASES}
     batch = make_batch(requires_grad=True)
     config = actor_config("vanilla", wrap_registry=True)
     plugin.wrap_registry()  # once more does no harm
@@ -189,7 +183,7 @@ def test_in_place_adds_to_any_loss_that_is_called(registry):
         torch.testing.assert_close(call(config, batch, f"llds_{base}")[0], plain.detach() + term)
 
 
-def test_in_place_holds_when_a_trainer_puts_bypass_mode_in(registry):
+def test_in_place_holds_when_a_trainer_puts_bypass_mode_in(restored_registry):
     batch = make_batch(requires_grad=True)
     config = actor_config("llds", wrap_registry=True)
     # What verl's apply_bypass_mode does to a configuration.
@@ -201,7 +195,7 @@ def test_in_place_holds_when_a_trainer_puts_bypass_mode_in(registry):
     assert any(name.startswith("rollout_corr/") for name in told)
 
 
-def test_in_place_leaves_other_actors_alone(registry):
+def test_in_place_leaves_other_actors_alone(restored_registry):
     batch = make_batch(requires_grad=True)
     actor_config("vanilla", wrap_registry=True)
     plain_config = actor_config("llds")

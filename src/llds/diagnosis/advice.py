@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _LLDS: Mapping[str, str] = {
-    "verl": "add LLDS: hydra.searchpath=[pkg://llds.engines.verl.conf] +llds=default (see docs/verl.md)",
+    "verl": "add LLDS: hydra.searchpath=[pkg://llds.engines.verl.conf] +llds@_global_=default (see docs/verl.md)",
     "trl": "add LLDS: attach_llds(trainer, coef=0.2) from llds.engines.trl, before trainer.train()",
     "ms-swift": "add LLDS to the trainer: attach_llds(trainer, coef=0.2) from llds.engines.trl",
     "llds": "raise llds.coef (0.2 is the paper's), or set dynamics.on_alarm=rollback",

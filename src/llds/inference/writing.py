@@ -16,9 +16,7 @@ from typing import Any, Protocol
 
 from llds.errors import LLDSError
 from llds.inference.engine import Finished, Game
-from llds.search.passages import Passage
-from llds.search.remote import HTTPRetriever
-from llds.search.retrieval import Retriever
+from llds.search.retrieval import for_threads
 from llds.search.rules import Row, Rules, check_prompt
 from llds.search.sampling import Sampling
 from llds.search.tokens import TokenText
@@ -122,7 +120,7 @@ class ConcurrentEngine:
 
         When it is closed early, requests under way are left to end by themselves; nobody waits for them.
         """
-        retriever = game.retriever if isinstance(game.retriever, HTTPRetriever) else _InTurn(game.retriever)
+        retriever = for_threads(game.retriever)
         waiting: queue.SimpleQueue[Row] = queue.SimpleQueue()
         for row in _rows(prompts, game, self.positions):
             waiting.put(row)
@@ -177,16 +175,3 @@ def check_eos(eos: frozenset[int]) -> None:
     """Raise :class:`LLDSError` when no token ends a sequence: then an end could not be told from a cut."""
     if not eos:
         raise LLDSError("The tokenizer has no end-of-text token: name it in tokenizer_config.json.")
-
-
-class _InTurn:
-    """A retriever that is asked by one thread at a time."""
-
-    def __init__(self, retriever: Retriever) -> None:
-        self._retriever = retriever
-        self._lock = threading.Lock()
-
-    def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
-        """See :class:`~llds.search.retrieval.Retriever`."""
-        with self._lock:
-            return self._retriever.search(queries, topk)

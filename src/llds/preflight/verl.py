@@ -29,8 +29,8 @@ NAMES = {
     "masks_feedback": f"{_ACTOR}.state_masking",
     "is_attached": f"{_ACTOR}.policy_loss.loss_mode, algorithm.rollout_correction.bypass_mode, trainer.use_v1",
     "attach_advice": (
-        "add +llds=default (or set loss_mode=llds; see docs/verl.md); bypass_mode with trainer.use_v1=False replaces "
-        "whatever is set, unless llds_wrap_registry is"
+        "add +llds@_global_=default (or set loss_mode=llds; see docs/verl.md); bypass_mode with trainer.use_v1=False "
+        "replaces whatever is set, unless llds_wrap_registry is"
     ),
 }
 
@@ -47,7 +47,8 @@ def with_overrides(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[
         key, equals, value = word.partition("=")
         if not equals:
             raise LLDSError(f"'{word}' is no setting; write key=value, such as data.train_batch_size=512.")
-        *path, last = key.lstrip("+").split(".")
+        # What follows an @ says where hydra puts a group, not what it is.
+        *path, last = key.lstrip("+").partition("@")[0].split(".")
         place = result
         for name in path:
             if not isinstance(place.get(name), dict):

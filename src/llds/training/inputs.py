@@ -5,25 +5,19 @@ from __future__ import annotations
 import importlib.util
 import random
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from llds.data.corpus import corpus_file, read_corpus
-from llds.data.embedded import corpus_path, load_questions
+from llds.data.embedded import load_questions
 from llds.data.questions import Question, read_questions
 from llds.errors import LLDSError
-from llds.retrieval.opening import open_index
+from llds.retrieval.tool import EMBEDDED as EMBEDDED
+from llds.retrieval.tool import open_corpus, open_server
 from llds.search.episode import Limits
-from llds.search.indexfiles import is_index
 from llds.search.protocol import Protocol
-from llds.search.remote import OnEvent, read_token
-from llds.search.retrieval import BM25Retriever, HTTPRetriever, Retriever
-from llds.training.cache import cache_folder, fingerprint
+from llds.search.remote import OnEvent
+from llds.search.retrieval import Retriever
 from llds.training.recipe import EvaluationSettings, Recipe, RetrievalSettings
 from llds.training.settings import did_you_mean
-
-EMBEDDED = "embedded"
 
 
 def training_questions(recipe: Recipe) -> list[Question]:
@@ -54,44 +48,17 @@ def make_retriever(settings: RetrievalSettings, on_event: OnEvent | None = None)
     Raises :class:`~llds.errors.LLDSError` when the corpus is missing or malformed, or the server does not
     answer.
     """
-    if settings.url is not None:
-        remote = HTTPRetriever(
-            settings.url,
-            timeout=settings.timeout,
-            tries=settings.tries,
-            deadline=settings.deadline,
-            cache=settings.cache,
-            token=read_token(settings.token_file),
-            on_event=on_event,
-        )
-        remote.probe()
-        return remote
-    if is_index(Path(settings.corpus)):
-        return open_index(settings.corpus, settings.mode)
-    if settings.mode != "auto":
-        raise LLDSError(
-            f"retrieval.mode={settings.mode} needs an index folder, which {settings.corpus} is not: build one "
-            "with llds index, and give it as retrieval.corpus."
-        )
-    return _indexed(corpus_path() if settings.corpus == EMBEDDED else Path(settings.corpus))
-
-
-def _indexed(corpus: Path) -> BM25Retriever:
-    """Return the index of a corpus file; it is built once and kept in the cache."""
-    corpus = corpus_file(corpus)
-    if not corpus.is_file():
-        raise LLDSError(f"There is no corpus file {corpus}; check retrieval.corpus.")
-    about = corpus.stat()
-    kept = cache_folder() / "index" / fingerprint([str(corpus.resolve()), about.st_size, about.st_mtime_ns])
-    if kept.is_dir():
-        # A damaged index is built anew.
-        with suppress(LLDSError):
-            return BM25Retriever.load(kept)
-    retriever = BM25Retriever(read_corpus(corpus))
-    # Without room for a cache the index serves this process alone.
-    with suppress(OSError, LLDSError):
-        retriever.save(kept)
-    return retriever
+    if settings.url is None:
+        return open_corpus(settings.corpus, settings.mode, section="retrieval.")
+    return open_server(
+        settings.url,
+        timeout=settings.timeout,
+        tries=settings.tries,
+        deadline=settings.deadline,
+        cache=settings.cache,
+        token_file=settings.token_file,
+        on_event=on_event,
+    )
 
 
 def check_reporters(names: Sequence[str]) -> None:

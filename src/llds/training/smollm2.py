@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llds.cache import cache_folder
 from llds.errors import LLDSError
 from llds.files import atomic_folder
-from llds.training.cache import cache_folder
 from llds.training.tokenizers import save_tokenizer
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from llds.cache import cache_folder, fingerprint
 from llds.data.questions import Question
 from llds.files import atomic_folder
 from llds.search.protocol import Protocol
 from llds.search.retrieval import Retriever
-from llds.training.cache import cache_folder, fingerprint
 from llds.training.checkpoints import save_model_folder
 from llds.training.policy import Policy, load_policy, model_source
 from llds.training.progress import Display

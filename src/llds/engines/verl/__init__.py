@@ -2,7 +2,7 @@
 
 After ``pip install "llds[verl]"`` two words on a working verl command are enough::
 
-    hydra.searchpath=[pkg://llds.engines.verl.conf] +llds=default
+    hydra.searchpath=[pkg://llds.engines.verl.conf] +llds@_global_=default
 
 One idea per module: :mod:`options` are the settings, :mod:`config` puts them into verl's configuration,
 :mod:`plugin` registers the losses, :mod:`loss` translates one micro-batch, :mod:`metrics` what is logged,

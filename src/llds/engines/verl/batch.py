@@ -72,9 +72,9 @@ def reference_logprobs(like: Tensor) -> Tensor:
     return padded
 
 
-def answers(like: Tensor) -> tuple[Tensor, list[int]]:
-    """Return the answer mask, bool of the shape of ``like`` [B, T], and the valid searches of each response
-    that says how many it has.
+def answers(response_mask: Tensor) -> tuple[Tensor, list[int]]:
+    """Return the answer mask, bool of the shape of ``response_mask`` [B, T], and the valid searches of each
+    response that says how many it has. Rows without a policy token, as verl pads batches with, don't count.
 
     Raises ``LLDSError`` where no response of the micro-batch says anything.
     """
@@ -86,10 +86,12 @@ def answers(like: Tensor) -> tuple[Tensor, list[int]]:
             f"llds_answer_weight needs {ANSWER_SPAN} and {VALID_SEARCHES} in the extra_fields of the agent "
             "loop's output, as the agent loop of llds.engines.verl writes them; use that, or unset it."
         )
-    starts, ends = torch.tensor([_span(one) for one in spans], device=like.device).T
-    positions = torch.arange(like.shape[1], device=like.device)
+    starts, ends = torch.tensor([_span(one) for one in spans], device=response_mask.device).T
+    positions = torch.arange(response_mask.shape[1], device=response_mask.device)
     mask = (positions >= starts[:, None]) & (positions < ends[:, None])
-    return mask, [int(one) for one in searches if one is not None]
+    real = response_mask.any(1).tolist()
+    told = [int(one) for one, is_real in zip(searches, real, strict=True) if is_real and one is not None]
+    return mask, told
 
 
 def _batch(setting: str) -> Any:

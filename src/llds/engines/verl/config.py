@@ -17,7 +17,7 @@ from llds.errors import LLDSError
 class LLDSPolicyLossConfig(PolicyLossConfig):
     """``PolicyLossConfig`` of verl and the settings of :class:`~llds.engines.verl.options.LLDSOptions`.
 
-    Name it as ``policy_loss._target_`` (``+llds=default`` does): verl builds it in the driver, where a mistake
+    Name it as ``policy_loss._target_`` (``+llds@_global_=default`` does): verl builds it in the driver, where a mistake
     stops the command, and again in every worker, where it registers the losses. ``llds_run`` is what the
     loss needs to know of the schedule; see :class:`~llds.engines.verl.options.RunFacts`.
 

@@ -1,6 +1,6 @@
 """What is said in the console before Ray starts: can the penalty act under this configuration?
 
-A hydra callback, which ``+llds=default`` puts into ``hydra.callbacks``: it sees the whole configuration, once,
+A hydra callback, which ``+llds@_global_=default`` puts into ``hydra.callbacks``: it sees the whole configuration, once,
 in the process that was started.
 """
 
@@ -69,7 +69,7 @@ def _state(setup: Setup, report: Report) -> str:
         return "live in every step, on drift and on the difference between inference engine and trainer."
     steps = setup.steps_per_rollout
     if steps is None or steps.denominator != 1:
-        return "on; the configuration does not say how many optimizer steps a rollout gets."
+        return "on; how many optimizer steps a rollout gets can't be told from this configuration."
     return (
         f"live in {steps - 1} of {steps} optimizer steps of each rollout; in the first one old and new policy are "
         "the same (llds/structural_zero says when)."

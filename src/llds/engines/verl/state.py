@@ -53,7 +53,7 @@ class LossState:
         info = BatchInfo.of(config.global_batch_info)
         is_held = self.options.baseline == "reference"
         held = batch.reference_logprobs(logprobs) if is_held else old_logprobs
-        answer = self._answers(logprobs)
+        answer = self._answers(response_mask)
         output = llds_term(logprobs, held, advantages, response_mask, self.options, info, **answer)
         if not torch.is_grad_enabled():
             return output.loss, {}
@@ -85,11 +85,11 @@ class LossState:
         per_rollout = self.facts.updates_per_rollout
         return None if per_rollout is None else self.steps % per_rollout
 
-    def _answers(self, logprobs: Tensor) -> dict[str, Any]:
+    def _answers(self, response_mask: Tensor) -> dict[str, Any]:
         weight = self.options.answer_weight
         if weight is None:
             return {}
-        mask, searches = batch.answers(logprobs)
+        mask, searches = batch.answers(response_mask)
         self._searches += searches
         if not isinstance(weight, str):
             return {"answer_mask": mask, "answer_weight": weight}

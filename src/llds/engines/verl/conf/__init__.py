@@ -1,1 +1,1 @@
-"""Configuration groups for hydra: ``hydra.searchpath=[pkg://llds.engines.verl.conf] +llds=default``."""
+"""Configuration groups for hydra: ``hydra.searchpath=[pkg://llds.engines.verl.conf] +llds@_global_=default``."""
