@@ -1,7 +1,6 @@
 """The loop: what was answered stays answered, and an interrupted evaluation ends with the same bytes."""
 
 import dataclasses
-import itertools
 import json
 
 import pytest
@@ -81,8 +80,8 @@ def test_a_killed_evaluation_ends_with_the_same_bytes(policy, game, tasks, tmp_p
     whole = tmp_path / "whole.jsonl"
     rows = run(policy, game, tasks, whole)
     assert len({row.response for row in rows}) > 10  # sampled answers differ
-    for killed_after, torn in itertools.product((0, 1, 3), (b"", b'{"id": "s4", "ques', b"\xc3")):
-        path = tmp_path / f"killed-{killed_after}-{len(torn)}.jsonl"
+    for killed_after, torn in ((0, b"\xc3"), (1, b""), (3, b'{"id": "s4", "ques')):
+        path = tmp_path / f"killed-{killed_after}.jsonl"
         with pytest.raises(KilledError):
             run(policy, game, tasks, path, stop_after=killed_after)
         kept = path.read_bytes() if path.exists() else b""

@@ -59,7 +59,12 @@ def run_evaluation(order: Order, display: Display) -> tuple[Outcome | None, int]
             *(make_baseline(name, engine.tokenizer, game) for name in _baselines(order, folder)),
         ]
         with folder.opened(settings) if folder else nullcontext():
-            rows, exit_code = _answer_all(order, sets, contestants, engine, folder, display)
+            try:
+                rows, exit_code = _answer_all(order, sets, contestants, engine, folder, display)
+            except KeyboardInterrupt:
+                kept = f"What was answered is kept in {folder.path}." if folder else "Nothing is kept."
+                display.note(f"Stopped at once. {kept}")
+                return None, 130
             if rows is None:
                 return None, exit_code
             outcome = Outcome(order.label or order.model, settings, sets, rows)
