@@ -105,9 +105,10 @@ class Journal:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self.rows: dict[Key, AnswerRow] = {}
+        self._written: list[Key] = []
         if path is not None and path.exists():
             _cut_torn_line(path)
-            self.rows = {row.key: row for row in read_rows(path)}
+            self._keep(read_rows(path))
 
     def pending(self, tasks: Sequence[Task]) -> list[Task]:
         """Return the tasks without a row, and those whose search tool had failed, in order."""
@@ -115,7 +116,7 @@ class Journal:
 
     def add(self, rows: Sequence[AnswerRow]) -> None:
         """Keep more rows; they are on the disk when this returns."""
-        self.rows.update((row.key, row) for row in rows)
+        self._keep(rows)
         if self._path is None:
             return
         with self._path.open("a", encoding="utf-8", newline="\n") as file:
@@ -126,11 +127,13 @@ class Journal:
     def finish(self, tasks: Sequence[Task]) -> list[AnswerRow]:
         """Return the rows of ``tasks`` in their order, and leave the file in that order."""
         rows = [self.rows[task.key] for task in tasks]
-        if self._path is not None:
-            content = "".join(map(to_line, rows))
-            if not self._path.exists() or self._path.read_text("utf-8") != content:
-                atomic_write_text(self._path, content)
+        if self._path is not None and self._written != [task.key for task in tasks]:
+            atomic_write_text(self._path, "".join(map(to_line, rows)))
         return rows
+
+    def _keep(self, rows: Sequence[AnswerRow]) -> None:
+        self.rows.update((row.key, row) for row in rows)
+        self._written += [row.key for row in rows]
 
 
 def read_rows(path: Path) -> list[AnswerRow]:
