@@ -227,7 +227,7 @@ def test_faults_of_the_machine_are_told_apart_from_those_of_the_program(error, e
 
 
 def test_what_a_tool_found_cannot_steer_the_terminal(capsys):
-    from llds.cli.commands import _Screen
+    from llds.cli.asking import _Screen
 
     screen = _Screen()
     screen(Event("observation", 0, "a\x1b]0;title\x07\x9b2Jbc\n"))

@@ -14,9 +14,9 @@ from llds.evaluation.evaluate import (
     evaluate,
     load_evaluation,
     save_evaluation,
-    score,
 )
 from llds.evaluation.report import format_comparison, format_evaluation
+from llds.evaluation.rows import score
 from llds.search.episode import Episode, EpisodeRunner, Limits, Turn
 from llds.search.protocol import Answer, Protocol, Search
 from llds.search.retrieval import NoRetriever, RetrieverUnavailable

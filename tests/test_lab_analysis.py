@@ -174,3 +174,7 @@ def test_the_monitors_point():
     false, caught, lead = monitor_point([ill], [well, well])
     assert (false, caught) == (0.0, 1.0)
     assert lead == judge(ill).drop - judge(ill).alarm
+    critical = monitor_point([ill], [well, well], "critical")
+    assert critical[:2] == (0.0, 1.0)
+    assert 0 < critical[2] <= lead
+    assert monitor_point([well], [ill], "critical")[:2] == (1.0, 0.0)

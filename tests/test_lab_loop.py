@@ -114,6 +114,36 @@ def test_the_anchor_trails_the_policy(start):
     assert max(losses) > 0
 
 
+def test_the_start_holds_from_the_first_update_on(start):
+    """On a single update per rollout LLDS towards the old policy cannot fire; towards the start it does."""
+    on_policy = {"updates": 1, "rollouts": 4, "lr": 1e-2}
+    plain = made(start, ARMS["grpo"], **on_policy)
+    held = made(start, replace(ARMS["llds-ref"], coef=1.0), **on_policy)
+    assert not torch.equal(weights(plain), weights(held))
+    losses = [row["llds_loss"] for row in held.rows]
+    assert losses[0] < 1e-6
+    assert max(losses[1:]) > 1e-4
+
+
+def test_spared_responses_have_no_part_in_the_policy_loss(start):
+    run = Run(REGIME, ARMS["spare-wrong"], 0, start)
+    seen = []
+    take = run._batch
+
+    def watched(rollout):
+        batch, scores = take(rollout)
+        seen.append(batch)
+        return batch, scores
+
+    run._batch = watched
+    for _ in range(3):
+        run.advance()
+    for batch in seen:
+        assert torch.equal(batch.credit.amax(1) == 0, batch.advantages < 0)
+        assert torch.equal(batch.credit.amin(1) == 1, batch.advantages >= 0)
+    assert any((batch.advantages < 0).any() for batch in seen)
+
+
 def test_groups_stay_together_in_the_advantages(start):
     run = Run(REGIME, ARMS["grpo"], 0, start)
     seen = []

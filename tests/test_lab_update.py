@@ -73,7 +73,8 @@ def by_hand(arm, data, logprobs, entropies, held=None):
             a = advantage * data.credit[row, i].item()
             policy = policy - share * torch.minimum(ratio * a, ratio.clamp(1 - low, 1 + high) * a)
             gap = reference[row, i] - logprobs[row, i]
-            kl = kl + share * (gap.exp() - gap - 1)
+            if arm.kl_on == "all" or (arm.kl_on == "wrong") == (advantage < -1e-3):
+                kl = kl + share * (gap.exp() - gap - 1)
             entropy = entropy + entropies[row, i] / tokens
         if advantage < -1e-3 or (arm.preserve == "positive" and advantage <= 1e-3):
             continue
@@ -95,16 +96,20 @@ def by_hand(arm, data, logprobs, entropies, held=None):
     return policy + arm.kl * kl + arm.coef * penalty / count - arm.entropy * entropy
 
 
+def held_by(arm, data):
+    return {"old": None, "anchor": data.old_logprobs + 0.1, "ref": data.ref_logprobs}[arm.baseline]
+
+
 @pytest.mark.parametrize("name", ARMS)
 @pytest.mark.parametrize("seed", range(3))
 def test_every_arm_is_its_equation(name, seed):
     arm, data = ARMS[name], batch(seed)
-    if arm.spare_prefix:
+    if arm.spare_prefix or arm.spare_wrong:
         data.credit[1, :3] = 0
     size = 0.002 if arm.policy == "gspo" else 0.3
     theta = moved(data, seed + 10, size)
     entropies = theta.square()
-    held = data.old_logprobs + 0.1 if arm.baseline == "anchor" else None
+    held = held_by(arm, data)
     made = losses(arm, data, theta, entropies, held_logprobs=held)
     (gradient,) = torch.autograd.grad(made.total, theta)
     again = theta.detach().clone().requires_grad_()
@@ -117,17 +122,17 @@ def test_every_arm_is_its_equation(name, seed):
 def test_no_arm_is_another_by_mistake():
     seen = {}
     for name, arm in ARMS.items():
-        if arm.lr_factor != 1 or arm.control or arm.spare_prefix:
+        if arm.lr_factor != 1 or arm.control or arm.spare_prefix or arm.spare_wrong:
             continue
         totals = []
         for seed in range(6):
             data = batch(seed)
             theta = moved(data, seed)
-            held = data.old_logprobs + 0.1 if arm.baseline == "anchor" else None
-            totals.append(losses(arm, data, theta, theta.square(), held_logprobs=held).total.item())
+            made = losses(arm, data, theta, theta.square(), held_logprobs=held_by(arm, data))
+            totals.append(made.total.item())
         seen[name] = tuple(round(total, 9) for total in totals)
     assert len(set(seen.values())) == len(seen)
-    for name in ("half-lr", "llds-control", "spare-prefix"):
+    for name in ("half-lr", "llds-control", "spare-prefix", "spare-wrong"):
         assert ARMS[name].settings() != ARMS["grpo"].settings()
 
 

@@ -7,6 +7,7 @@ import pytest
 from llds.errors import LLDSError
 from llds.search.remote import HTTPRetriever, RetrieverUnavailable, read_token
 from llds.search.resilience import Backoff, Breaker, Cache
+from llds.search.transport import Transport
 from test_search_remote import DOCUMENT, FOUND, Server, answer
 
 
@@ -135,14 +136,14 @@ def test_a_search_broken_off_does_not_block_the_trial(server, play):
 def test_retry_after_is_heeded_within_bounds(server, play, monkeypatch):
     client, time, _ = play(tries=3, backoff=0.0, longest_pause=9.0)
     headers = iter(["4", "4000"])
-    read = HTTPRetriever._read_bounded
+    read = Transport._read_bounded
 
     def with_header(self, response, end):
         if response.status_code == 503:
             response.headers["retry-after"] = next(headers)
         return read(self, response, end)
 
-    monkeypatch.setattr(HTTPRetriever, "_read_bounded", with_header)
+    monkeypatch.setattr(Transport, "_read_bounded", with_header)
     server.moves = [(503, ""), (503, ""), answer]
     assert client.search(["a"], 1) == [[FOUND]]
     assert time.slept == [4.0, 9.0]

@@ -17,11 +17,9 @@ from llds.training.recipe import load_recipe, recipe_names
 from llds.training.records import RunFolder, read_lines
 from llds.training.settings import to_yaml
 from llds.training.verl_command import Files, _written, look_at, mini_batch, verl_overrides
-from llds.training.verl_run import agent_settings, prepare
+from llds.training.verl_run import prepare
 
-FILES = Files(
-    "Qwen/Qwen2.5-3B", *(Path("/data") / name for name in ("a.parquet", "b.parquet", "agent.yaml", "ckpt"))
-)
+FILES = Files("Qwen/Qwen2.5-3B", *(Path("/data") / name for name in ("a.parquet", "b.parquet", "ckpt")))
 RECIPES = [name for name in recipe_names() if name.startswith("qwen")]
 TINY = ["engine=verl", "model.device=cuda", "scale.gpus=2"]
 
@@ -133,9 +131,8 @@ def test_prepare_writes_what_verl_reads(tmp_path):
     assert row["prompt"][0]["content"].startswith("Question: ")
     assert row["extra_info"]["question"] == first.question
     assert [row["extra_info"]["index"] for row in training] == list(range(len(training)))
-    (agent,) = yaml.safe_load((run.path / "agent.yaml").read_text())
-    assert agent == agent_settings(recipe)
-    assert (agent["name"], agent["max_turns"], agent["corpus"]) == ("llds_search", 3, "embedded")
+    assert value(launch.words, "llds_search.max_turns") == "3"
+    assert value(launch.words, "llds_search.corpus") == "embedded"
     assert launch.words[-1] == "trainer.logger=[console]"
     assert run.config.read_text() == to_yaml(recipe)
 

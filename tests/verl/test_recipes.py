@@ -8,6 +8,8 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
+from llds.engines.verl.searching import SearchOptions
+from llds.training.inputs import make_limits, make_protocol
 from llds.training.recipe import load_recipe, recipe_names
 from llds.training.verl_command import Files, mini_batch, verl_overrides
 
@@ -23,9 +25,7 @@ RECIPES = [name for name in recipe_names() if load_recipe(name).run.engine == "v
 
 
 def composed(recipe):
-    files = Files(
-        recipe.model.path, *(Path(f"/a folder/{name}") for name in ("a.parquet", "b.parquet", "c", "d"))
-    )
+    files = Files(recipe.model.path, *(Path(f"/a folder/{name}") for name in ("a.parquet", "b.parquet", "c")))
     words = verl_overrides(recipe, files)
     with initialize_config_module("verl.trainer.config", version_base=None):
         return compose("ppo_trainer", words)
@@ -47,6 +47,10 @@ def test_verl_accepts_every_recipe_and_arm(name, arm, nodes):
     assert loss.loss_mode == "llds"
     assert loss.llds_coef == recipe.llds.coef
     assert loss.llds_base == ("gspo" if arm.startswith("gspo") else "vanilla")
+    options = SearchOptions.of(OmegaConf.to_container(config.llds_search))
+    assert options.limits(1024, 3500) == make_limits(recipe)
+    assert options.protocol() == make_protocol(recipe)
+    assert (options.url, options.tries) == (recipe.retrieval.url, recipe.retrieval.tries)
     assert loss.llds_answer_weight == ("auto" if arm.endswith("ma") else None)
 
 

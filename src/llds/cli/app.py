@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -11,7 +10,8 @@ import typer
 from typer.core import TyperCommand
 
 from llds._version import __version__
-from llds.cli import diagnose, lab, preflight, retrieval
+from llds.cli import data, diagnose, evaluation, lab, preflight, retrieval
+from llds.cli.output import AsJson, dumps
 from llds.errors import LLDSError
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, e.g. evaluation.batch=32")
 ]
 MODEL_HELP = "A run folder, a model folder, tiny, smollm2, or a model name on the Hub."
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 
 
 class TrainCommand(TyperCommand):
@@ -109,7 +108,7 @@ def train(
 
     result = train_recipe(recipe, make_display(sys.stderr), force)
     if is_first_process():
-        typer.echo(_dumps(result.to_json()) if as_json else format_result(result))
+        typer.echo(dumps(result.to_json()) if as_json else format_result(result))
     raise typer.Exit(result.exit_code)
 
 
@@ -127,44 +126,10 @@ def _train_with_verl(recipe: Recipe, words: list[str], prepare: bool, force: boo
         raise typer.Exit
     result = train_with_verl(recipe, words, make_display(sys.stderr), force)
     if as_json:
-        typer.echo(_dumps(result.to_json()))
+        typer.echo(dumps(result.to_json()))
     else:
         typer.echo(f"verl ended with exit code {result.exit_code}; its numbers are in {result.metrics}.")
     raise typer.Exit(result.exit_code)
-
-
-@app.command(name="eval")
-def evaluate_model(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
-    overrides: Overrides = None,
-    split: Annotated[
-        str | None,
-        typer.Option(
-            help="Embedded questions to answer: test, validation or train. By default what the run held out."
-        ),
-    ] = None,
-    questions: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Questions of your own, JSONL.")
-    ] = None,
-    no_retriever: Annotated[bool, typer.Option("--no-retriever", help="Switch the search tool off.")] = False,
-    rows: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write one JSON line per question.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Let a model answer questions, once each and greedily, and score it."""
-    from llds.training.environment import prepare_environment
-
-    prepare_environment()
-    from llds.cli.commands import run_evaluation
-    from llds.evaluation.evaluate import save_evaluation
-    from llds.evaluation.report import format_evaluation
-    from llds.training.progress import make_display
-
-    result = run_evaluation(model, overrides or [], split, questions, no_retriever, make_display(sys.stderr))
-    typer.echo(_dumps(result.to_json()) if as_json else format_evaluation(result))
-    if rows:
-        save_evaluation(Path(rows), result)
 
 
 @app.command()
@@ -180,14 +145,16 @@ def ask(
     from llds.training.environment import prepare_environment
 
     prepare_environment()
-    from llds.cli.commands import run_question
+    from llds.cli.asking import run_question
 
     answer = run_question(model, question, overrides or [], no_retriever, temperature, quiet=as_json)
     if as_json:
-        typer.echo(_dumps(answer))
+        typer.echo(dumps(answer))
 
 
+data.register(app)
 diagnose.register(app)
+evaluation.register(app)
 lab.register(app)
 preflight.register(app)
 retrieval.register(app)
@@ -203,8 +170,3 @@ def settings_help() -> str:
         values = describe_kind(item.kind) + (f", {item.unit}" if item.unit else "")
         lines += [f"  {key}={show_value(item.default)}  ({values})", f"      {item.help}"]
     return "\n".join(lines) + "\n"
-
-
-def _dumps(content: Any) -> str:
-    readable = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    return json.dumps(content, ensure_ascii=not readable, indent=2)

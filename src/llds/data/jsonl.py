@@ -61,7 +61,7 @@ def text_field(row: Row, key: str, where: str) -> str:
 def checked_text(value: object, name: str, where: str) -> str:
     """Return ``value`` if it is a string that isn't blank and fits UTF-8; ``name`` is for the message."""
     if not isinstance(value, str):
-        raise LLDSError(f"{where}: {name} must be a string, not {_kind(value)}: put it in quotes.")
+        raise LLDSError(f"{where}: {name} must be a string, not {kind_of(value)}: put it in quotes.")
     if not value.strip():
         raise LLDSError(f"{where}: {name} is empty: fill it in or drop the row.")
     try:
@@ -71,6 +71,13 @@ def checked_text(value: object, name: str, where: str) -> str:
             f"{where}: {name} holds half of a surrogate pair: write the character whole."
         ) from None
     return value
+
+
+@contextmanager
+def open_packed(source: Path) -> Iterator[IO[bytes]]:
+    """Open a file for reading, unpacked where it is gzip or zstd; raises as :func:`read_rows` where it can't be."""
+    with _told(source, lambda: 0), _open(source) as file:
+        yield file
 
 
 def _lines(source: Path) -> Iterator[tuple[int, str]]:
@@ -98,8 +105,7 @@ def _told(source: Path, line: Callable[[], int]) -> Iterator[None]:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile, zstd.Damaged):
         raise LLDSError(
-            f"{source}: the compressed stream breaks off or is damaged after line {line()}: "
-            "fetch the file again."
+            f"{source}: the compressed stream breaks off or is damaged after line {line()}: fetch the file again."
         ) from None
     except OSError as error:
         reason = error.strerror or str(error)
@@ -127,11 +133,12 @@ def _parse(line: str, where: str) -> Row:
             f"{where}: the line is nested too deeply or holds a number too long: simplify it."
         ) from None
     if not isinstance(row, dict):
-        raise LLDSError(f"{where}: the line is {_kind(row)}, not a JSON object: write it as {{...}}.")
+        raise LLDSError(f"{where}: the line is {kind_of(row)}, not a JSON object: write it as {{...}}.")
     return row
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
+    """Return in words what a JSON value is."""
     if value is None:
         return "null"
     names = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +16,10 @@ UNNAMED = "llds"
 
 
 def search_r1_row(question: Question, prompt: str, split: str, index: int) -> dict[str, Any]:
-    """Return a question as a row of Search-R1's table; ``prompt`` is what the user says to the model."""
+    """Return a question as a row of Search-R1's table; ``prompt`` is what the user says to the model.
+
+    ``metadata`` is JSON text, for it has other keys in every row, which a column can't have.
+    """
     answers = list(question.golden_answers)
     return {
         "id": question.id,
@@ -25,8 +29,13 @@ def search_r1_row(question: Question, prompt: str, split: str, index: int) -> di
         "prompt": [{"role": "user", "content": prompt}],
         "ability": "fact-reasoning",
         "reward_model": {"style": "rule", "ground_truth": {"target": answers}},
+        "metadata": json.dumps(_rest(question), ensure_ascii=False),
         "extra_info": {"split": split, "index": index, "id": question.id, "question": question.question},
     }
+
+
+def _rest(question: Question) -> dict[str, Any]:
+    return {key: value for key, value in question.metadata.items() if key != "data_source"}
 
 
 def write_search_r1(

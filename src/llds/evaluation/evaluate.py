@@ -12,38 +12,15 @@ from typing import Any
 
 from llds.data.questions import Question
 from llds.errors import LLDSError
+from llds.evaluation.rows import AnswerRow, from_json, score, to_line
 from llds.evaluation.statistics import Estimate, bootstrap_mean, paired_difference, sign_test, wilson
 from llds.files import atomic_write_text
-from llds.search.episode import Episode, EpisodeRunner
+from llds.search.episode import EpisodeRunner
 from llds.search.retrieval import RetrieverUnavailable
-from llds.search.rewards import exact_match, f1_score, normalize_answer, valid_format
+from llds.search.rewards import normalize_answer
 
 ALL = "all"
 _HOP_NAMES = {1: "one-hop", 2: "two-hop"}
-
-
-@dataclass(frozen=True)
-class AnswerRow:
-    """One answered question.
-
-    ``exact_match``, ``f1`` and ``valid_format`` are scores in [0, 1]; ``hops`` is 0 when unknown.
-    ``tool_failed``: the search tool was out of order, so the question says nothing about the policy and is
-    in no summary.
-    """
-
-    id: str
-    question: str
-    golden_answers: tuple[str, ...]
-    hops: int
-    answer: str | None
-    exact_match: float
-    f1: float
-    searches: int
-    valid_searches: int
-    valid_format: float
-    stop: str
-    tool_failed: bool
-    response: str
 
 
 @dataclass(frozen=True)
@@ -132,25 +109,6 @@ def evaluate(
     return EvalResult(tuple(rows))
 
 
-def score(question: Question, episode: Episode) -> AnswerRow:
-    """Return the row of one question."""
-    return AnswerRow(
-        id=question.id,
-        question=question.question,
-        golden_answers=question.golden_answers,
-        hops=int(question.metadata.get("hops") or 0),
-        answer=episode.answer,
-        exact_match=exact_match(episode.answer, question.golden_answers),
-        f1=f1_score(episode.answer, question.golden_answers),
-        searches=episode.searches,
-        valid_searches=episode.valid_searches,
-        valid_format=valid_format(episode.response),
-        stop=episode.stop,
-        tool_failed=episode.tool_failed,
-        response=episode.response,
-    )
-
-
 def compare(before: EvalResult, after: EvalResult) -> dict[str, Comparison]:
     """Compare two evaluations question by question, for the same groups as :attr:`EvalResult.groups`.
 
@@ -188,17 +146,14 @@ def hop_name(hops: int) -> str:
 
 def save_evaluation(path: Path, result: EvalResult) -> None:
     """Write the rows of an evaluation, one JSON object per line, atomically."""
-    lines = [json.dumps(dataclasses.asdict(row), ensure_ascii=False) for row in result.rows]
-    atomic_write_text(path, "".join(f"{line}\n" for line in lines))
+    atomic_write_text(path, "".join(map(to_line, result.rows)))
 
 
 def load_evaluation(path: Path) -> EvalResult:
     """Read what :func:`save_evaluation` wrote; raises :class:`LLDSError` when it is something else."""
     try:
         rows = [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]
-        return EvalResult(
-            tuple(AnswerRow(**{**row, "golden_answers": tuple(row["golden_answers"])}) for row in rows)
-        )
+        return EvalResult(tuple(map(from_json, rows)))
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise LLDSError(f"{path} is not an evaluation ({error}); delete it to make it anew.") from None
 

@@ -43,7 +43,8 @@ def levels(values: Floats, width: int = LEVEL) -> Floats:
 class Verdict:
     """What became of one run; see the module. Rollouts are counted from 0; None: it did not happen.
 
-    ``onset``, ``phase_two``, ``phase_three``, ``alarm``: what the phase monitor says of the stored series.
+    ``onset``, ``phase_two``, ``phase_three``, ``alarm`` (of any severity), ``critical`` (the first critical one):
+    what the phase monitor says of the stored series.
     ``kept``: searches and tokens per response at the drop, as shares of those at the start.
     """
 
@@ -59,6 +60,7 @@ class Verdict:
     phase_two: int | None
     phase_three: int | None
     alarm: int | None
+    critical: int | None
     displacement: float | None
     searches: float
     cpu_seconds: float
@@ -98,7 +100,8 @@ def judge(run: StoredRun) -> Verdict:
             float(tokens[drop] / run["action_tokens"][:LEVEL].mean()),
         )
     events = replay(run)
-    alarm = next((event for event in events if event.kind == "alarm"), None)
+    alarms = [event for event in events if event.kind == "alarm"]
+    alarm = alarms[0] if alarms else None
     lost = run["displacement_correct"]
     return Verdict(
         run.seed,
@@ -113,6 +116,7 @@ def judge(run: StoredRun) -> Verdict:
         _first_phase(events, 2),
         _first_phase(events, 3),
         alarm.step if alarm else None,
+        next((event.step for event in alarms if event.severity == "critical"), None),
         float(np.nanmean(lost)) if np.isfinite(lost).any() else None,
         float(run["searches"][-LEVEL:].mean()),
         run.cpu_seconds,
@@ -279,12 +283,16 @@ def _lead(values: Floats, drop: int, bound: float) -> int:
     return drop - int(over[0]) if len(over) else 0
 
 
-def monitor_point(collapsed: Sequence[StoredRun], held: Sequence[StoredRun]) -> tuple[float, float, float]:
-    """Return false alarms, alarms in time, and the median lead in rollouts, of the phase monitor's alarm."""
-    false = [judge(run).alarm is not None for run in held]
+def monitor_point(
+    collapsed: Sequence[StoredRun], held: Sequence[StoredRun], which: str = "alarm"
+) -> tuple[float, float, float]:
+    """Return false alarms, alarms in time, and the median lead in rollouts, of the phase monitor.
+
+    ``which``: "alarm" counts every alarm, "critical" only those.
+    """
+    false = [getattr(judge(run), which) is not None for run in held]
     leads = []
     for run in collapsed:
-        verdict = judge(run)
-        in_time = verdict.alarm is not None and verdict.drop is not None and verdict.alarm < verdict.drop
-        leads.append((verdict.drop or 0) - (verdict.alarm or 0) if in_time else 0)
+        told, drop = getattr(judge(run), which), judge(run).drop or 0
+        leads.append(drop - told if told is not None and told < drop else 0)
     return float(np.mean(false)), float(np.mean([lead > 0 for lead in leads])), float(median(leads))

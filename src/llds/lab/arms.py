@@ -19,12 +19,16 @@ class Arm:
     ``policy``: "grpo" (a ratio per token) or "gspo" (a ratio per response, with the clip range of its
     paper). ``clip_high``: upper clip range, the lower one if None. ``kl``: coefficient of the k3 estimate
     towards the start. ``entropy``: coefficient of the entropy bonus. ``lr_factor``: on the regime's learning
-    rate. ``spare_prefix``: give no gradient to what a wrong response begins with just like a right one of its
-    group, an ablation.
+    rate.
 
-    The rest as in :func:`llds.llds_loss`: ``coef`` is λ. ``baseline``: "old", or "anchor", the policy up to
-    ``anchor_every`` updates ago. ``answer_searches``: V_B of Eq. 5, None without MA. ``control``: move λ
-    against the measured displacement, from ``coef`` on.
+    Ablations of the mechanism: ``spare_prefix`` keeps from the policy loss what a wrong response begins with
+    just like a right one of its group, ``spare_wrong`` wrong responses altogether. ``kl_on``: "all"
+    responses, those of A ≥ 0 ("preserved"), or those of A < 0 ("wrong"); a token weighs the same in each. The
+    series of the KL is that of the term.
+
+    The rest as in :func:`llds.llds_loss`: ``coef`` is λ. ``baseline``: "old"; "anchor", the policy up to
+    ``anchor_every`` updates ago; or "ref", the start. ``answer_searches``: V_B of Eq. 5, None without MA.
+    ``control``: move λ against the measured displacement, from ``coef`` on.
     """
 
     about: str = "plain GRPO"
@@ -33,7 +37,9 @@ class Arm:
     kl: float = 1e-3
     entropy: float = 0.0
     lr_factor: float = 1.0
+    kl_on: str = "all"
     spare_prefix: bool = False
+    spare_wrong: bool = False
     coef: float = 0.0
     gate: str = "action"
     normalizer: str = "all"
@@ -48,7 +54,8 @@ class Arm:
 
     def __post_init__(self) -> None:
         check_choice(("grpo", "gspo"), policy=self.policy)
-        check_choice(("old", "anchor"), baseline=self.baseline)
+        check_choice(("old", "anchor", "ref"), baseline=self.baseline)
+        check_choice(("all", "preserved", "wrong"), kl_on=self.kl_on)
         check_least(0.0, kl=self.kl, entropy=self.entropy, coef=self.coef)
         check_above(0.0, lr_factor=self.lr_factor, answer_searches=self.answer_searches)
 
@@ -96,7 +103,17 @@ ARMS: Mapping[str, Arm] = {
     "gspo": replace(_GRPO, about="GSPO", policy="gspo"),
     "gspo+llds": replace(_LLDS, about="GSPO and LLDS", policy="gspo"),
     "spare-prefix": replace(_GRPO, about="shared prefixes of wrong responses spared", spare_prefix=True),
+    "spare-wrong": replace(
+        _GRPO, about="wrong responses spared: learns from right ones alone", spare_wrong=True
+    ),
+    "kl100-preserved": replace(
+        _GRPO, about="KL × 100 on responses of A ≥ 0 alone", kl=0.1, kl_on="preserved"
+    ),
+    "kl100-wrong": replace(_GRPO, about="KL × 100 on responses of A < 0 alone", kl=0.1, kl_on="wrong"),
+    "llds-ref": replace(_LLDS, about="LLDS towards the start, λ = 0.2", baseline="ref"),
 }
+#: Arms that were added after the first sweep, to find out why the others did what they did.
+AFTERWARDS = ("spare-wrong", "kl100-preserved", "kl100-wrong", "llds-ref")
 
 
 def arm_named(name: str) -> Arm:

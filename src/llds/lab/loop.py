@@ -103,6 +103,8 @@ class Run:
         if self.arm.spare_prefix:
             spared = shared_prefix(rollout.ids[:, PROMPT_LENGTH:], rollout.rewards, size)
             credit = credit.masked_fill(spared, 0)
+        if self.arm.spare_wrong:
+            credit = credit.masked_fill(advantages.unsqueeze(1) < 0, 0)
         groups = [row // size for row in range(len(rollout.rewards))]
         shared = compare_first_searches(rollout.first_query, advantages.tolist(), groups)
         batch = Batch(
@@ -147,6 +149,8 @@ class Run:
         return sums, _numbers(made, float(norm))
 
     def _held_logprobs(self, batch: Batch) -> Tensor | None:
+        if self.arm.baseline == "ref":
+            return batch.ref_logprobs
         if self.anchor is None:
             return None
         with self.anchor.applied():

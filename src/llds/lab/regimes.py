@@ -69,6 +69,14 @@ ABLATIONS: Mapping[str, Regime] = {
         rollouts=5 * _FAR.rollouts,
         warmup=5 * _FAR.warmup,
     ),
+    "slow": replace(
+        _FAR,
+        about="a quarter of the learning rate, four times the rollouts and the warm-up",
+        lr=_FAR.lr / 4,
+        rollouts=4 * _FAR.rollouts,
+        warmup=4 * _FAR.warmup,
+    ),
+    "long": replace(_FAR, about="three times the rollouts", rollouts=3 * _FAR.rollouts),
 }
 
 

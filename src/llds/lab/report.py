@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ from llds.training.records import read_lines
 
 #: Arms in the main figure, as far as they are there.
 MAIN_ARMS = ("grpo", "llds", "kl100", "llds+kl100")
+#: Ablations in which more arms than plain GRPO are worth a table.
+SEVERAL_ARMS = ("low-lr", "slow", "long")
 #: Mark of a block -> the picture above it, and its caption.
 _SHOWN_IN = {
     **{f"findings {name}": (f"lab_{name}", f"Series of the main arms, regime {name}") for name in REGIMES},
@@ -119,13 +122,16 @@ def all_tables(runs: Mapping[str, Runs]) -> dict[str, str]:
             ("findings", findings),
             ("phases", phases_table),
             ("anatomy", anatomy),
+            ("why", why_table),
             ("results", results_table),
         )
         blocks |= {f"{name} {regime}": maker(arms) if arms else _NOTHING for name, maker in makers}
+    for regime in SEVERAL_ARMS:
+        blocks[f"results {regime}"] = results_table(runs[regime]) if regime in runs else _NOTHING
     is_ablated = any(name in runs for name in ABLATIONS)
     blocks["ablations"] = ablations_table(runs) if is_ablated else _NOTHING
     rocs = all_rocs(runs)
-    blocks["roc"] = _NOTHING if rocs is None else roc_table(*rocs)
+    blocks["roc"] = _NOTHING if rocs is None else roc_table(rocs)
     blocks["coverage"] = coverage(runs)
     return blocks
 
@@ -270,6 +276,39 @@ def _result_row(name: str, summary: Summary, difference: Estimate | None) -> tup
     )
 
 
+#: Arms that hold or spare one thing at a time, and the series that tell what that did.
+_ONE_THING = (
+    "grpo", "llds", "llds-ref", "spare-prefix", "spare-wrong", "kl100-preserved", "kl100-wrong", "kl100", "half-lr",
+)  # fmt: skip
+_TELLING = (
+    ("displacement_correct", "displacement of correct", "+.4f"),
+    ("displacement_wrong", "displacement of wrong", "+.4f"),
+    ("kl", "KL to the start", ".3f"),
+    ("policy_entropy", "entropy", ".3f"),
+    ("nll_round_1", "NLL after feedback", ".3f"),
+)
+
+
+def why_table(arms: Runs) -> str:
+    """Return what each of the arms that change one thing did while plain GRPO went down, and where it ended.
+
+    The series are means over seeds and the ten rollouts before the median drop of plain GRPO.
+    """
+    drop = summarise(arms["grpo"]).drop if arms.get("grpo") else None
+    if drop is None:
+        return _NOTHING
+    window = slice(max(0, int(drop) - 10), int(drop))
+    rows = []
+    for name in (one for one in _ONE_THING if one in arms):
+        summary = summarise(arms[name])
+        means = (np.nanmean([run[series][window] for run in arms[name]]) for series, _, _ in _TELLING)
+        told = (f"{mean:{form}}" for mean, (_, _, form) in zip(means, _TELLING, strict=True))
+        collapsed = f"{round(summary.collapsed.value * summary.runs)} of {summary.runs}"
+        rows.append((f"`{name}`", *told, _interval(summary.final), collapsed))
+    head = ("arm", *(heading for _, heading, _ in _TELLING), "final reward", "collapsed")
+    return f"Series: rollouts {window.start} to {window.stop - 1}.\n\n" + table(head, rows)
+
+
 #: Series in the table of phases: name, heading, how the number is written.
 _IN_PHASES = (
     ("reward", "reward", ".3f"),
@@ -370,21 +409,28 @@ def _ablation_row(name: str, about: str, summary: Summary) -> tuple[str, ...]:
     )
 
 
-def all_rocs(runs: Mapping[str, Runs]) -> tuple[list[Roc], tuple[float, float, float], int, int] | None:
-    """Return the ROC of every signal over all runs, and the monitor's point.
+@dataclass(frozen=True)
+class Signals:
+    """Which signal knew first: the ROC of each, and the monitor's points by what counts as its alarm."""
 
-    None while there are too few runs of either kind.
-    """
+    rocs: Sequence[Roc]
+    monitor: Mapping[str, tuple[float, float, float]]
+    collapsed: int
+    held: int
+
+
+def all_rocs(runs: Mapping[str, Runs]) -> Signals | None:
+    """Return the ROC of every signal over all runs; None while there are too few runs of either kind."""
     every = [run for arms in runs.values() for arm in arms.values() for run in arm]
     collapsed = [run for run in every if judge(run).drop is not None]
     held = [run for run in every if judge(run).fate == "held"]
     if min(len(collapsed), len(held)) < _LEAST_RUNS:
         return None
-    found = [roc(signal, collapsed, held) for signal in SIGNALS]
-    return found, monitor_point(collapsed, held), len(collapsed), len(held)
+    points = {which: monitor_point(collapsed, held, which) for which in ("alarm", "critical")}
+    return Signals([roc(signal, collapsed, held) for signal in SIGNALS], points, len(collapsed), len(held))
 
 
-def roc_table(found: Sequence[Roc], monitor: tuple[float, float, float], collapsed: int, held: int) -> str:
+def roc_table(signals: Signals) -> str:
     """Return area, lead and catch of every signal."""
     head = (
         "signal",
@@ -394,14 +440,16 @@ def roc_table(found: Sequence[Roc], monitor: tuple[float, float, float], collaps
     )
     rows = [
         (one.signal, f"{one.area:.2f}", f"{one.caught:.0%}", f"{one.lead:.0f}")
-        for one in sorted(found, key=lambda one: -one.area)
+        for one in sorted(signals.rocs, key=lambda one: -one.area)
     ]
-    false, caught, lead = monitor
-    told = (
-        f"{collapsed} collapsed runs, {held} runs that held. The phase monitor as it stands: {caught:.0%} caught in "
-        f"time with a median lead of {lead:.0f} rollouts, {false:.0%} false alarms.\n\n"
-    )
-    return told + table(head, rows)
+    told = [f"{signals.collapsed} collapsed runs, {signals.held} runs that held."]
+    for which, name in (("alarm", "any alarm"), ("critical", "critical alarms alone")):
+        false, caught, lead = signals.monitor[which]
+        told.append(
+            f"The phase monitor as it stands, {name}: {caught:.0%} caught in time with a median lead of {lead:.0f} "
+            f"rollouts, {false:.0%} false alarms."
+        )
+    return " ".join(told) + "\n\n" + table(head, rows)
 
 
 def coverage(runs: Mapping[str, Runs]) -> str:
@@ -442,9 +490,8 @@ def all_figures(runs: Mapping[str, Runs]) -> dict[str, str]:
         pictures["lab_ablations"] = _forest("Final reward of plain GRPO, one property changed", ablated)
     rocs = all_rocs(runs)
     if rocs is not None:
-        found, monitor, _, _ = rocs
         pictures["lab_roc"] = figures.roc_curves(
-            "Which signal knows first? Area under the ROC", found, monitor[:2]
+            "Which signal knows first? Area under the ROC", rocs.rocs, rocs.monitor["alarm"][:2]
         )
     return pictures
 

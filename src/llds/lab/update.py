@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from llds.lab.arms import Arm
@@ -15,6 +16,9 @@ from llds.objective import LLDSOutput, grpo_policy_loss, gspo_policy_loss, k3_kl
 
 #: Upper bound of one token's KL estimate in nats, as in verl, which the paper used.
 KL_CLAMP = 10.0
+#: Advantages no further from 0 than this count as 0, as in :func:`llds.llds_loss`.
+SIGN_BAND = 1e-3
+_AGGREGATION = {"grpo": "token-mean", "gspo": "sequence-mean"}
 
 
 @dataclass(frozen=True)
@@ -83,14 +87,7 @@ def losses(
     common = (logprobs, old, batch.advantages.unsqueeze(1) * batch.credit, batch.mask)
     is_gspo = arm.policy == "gspo"
     policy = gspo_policy_loss(*common) if is_gspo else grpo_policy_loss(*common, clip_high=arm.clip_high)
-    # The KL term is averaged as the policy's is, as in verl and TRL.
-    kl = k3_kl(
-        logprobs,
-        batch.ref_logprobs,
-        batch.mask,
-        clamp=KL_CLAMP,
-        aggregation="sequence-mean" if is_gspo else "token-mean",
-    )
+    kl = _kl_term(arm, batch, logprobs)
     has_ma = arm.answer_searches is not None
     llds = llds_loss(
         logprobs,
@@ -113,6 +110,18 @@ def losses(
     if arm.entropy:
         total = total - arm.entropy * (entropies * batch.mask).sum() / batch.mask.sum()
     return Losses(total, policy, kl, llds)
+
+
+def _kl_term(arm: Arm, batch: Batch, logprobs: Tensor) -> LLDSOutput:
+    """Return the KL term, averaged as the policy's loss is, as in verl and TRL."""
+    ref = batch.ref_logprobs
+    if arm.kl_on != "all":
+        is_wrong = batch.advantages < -SIGN_BAND
+        is_on = is_wrong if arm.kl_on == "wrong" else ~is_wrong
+        # Where the term is off the reference is the policy itself: value and gradient are 0 there, and the
+        # average stays over all tokens.
+        ref = torch.where(is_on.unsqueeze(1), ref, logprobs.detach())
+    return k3_kl(logprobs, ref, batch.mask, clamp=KL_CLAMP, aggregation=_AGGREGATION[arm.policy])
 
 
 def shared_prefix(ids: Tensor, rewards: Tensor, group_size: int) -> Tensor:

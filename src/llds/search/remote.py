@@ -17,13 +17,13 @@ from typing import Any, TypeAlias
 from llds.errors import LLDSError
 from llds.search.passages import Passage
 from llds.search.resilience import Backoff, Breaker, Cache
+from llds.search.transport import GivenUp, Patience, TooLong, Transport, told_by
 
 OnEvent: TypeAlias = Callable[[str, dict[str, Any]], None]
 """``(kind, details)``; see :class:`HTTPRetriever`."""
 
 TOKEN_VARIABLE = "LLDS_RETRIEVAL_TOKEN"
 _LONGEST_ANSWER = 256 << 20  # bytes
-_LONGEST_SENTENCE = 200  # characters of a server's own words
 
 
 class RetrieverUnavailable(LLDSError):  # noqa: N818 - a state, named as callers speak of it
@@ -86,16 +86,12 @@ class HTTPRetriever:
         self.tries = tries
         self.deadline = deadline
         self.batch = batch
-        self._token = token
-        self._pauses = Backoff(backoff, longest_pause)
-        self._longest_pause = longest_pause
+        self._transport = Transport(token, _LONGEST_ANSWER, clock)
+        self._patience = Patience(tries, Backoff(backoff, longest_pause), deadline, sleep, clock)
         self._cache: Cache[tuple[str, int], tuple[Passage, ...]] = Cache(cache)
         self._breaker = Breaker(breaker, cooldown, clock)
         self._cooldown = cooldown
         self._outage = _Outage(url, on_event or (lambda kind, details: None), clock)
-        self._sleep = sleep
-        self._clock = clock
-        self._local = threading.local()
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
         """Return the server's passages, at most ``topk`` per query; empty queries are not sent."""
@@ -121,7 +117,7 @@ class HTTPRetriever:
                 f"{left:.0f} s: check that it runs and is reachable."
             )
         tries = 1 if self._breaker.on_trial else self.tries
-        end = None if self.deadline is None else self._clock() + self.deadline
+        end = self._patience.end()
         try:
             pieces = [queries[first : first + self.batch] for first in range(0, len(queries), self.batch)]
             found = [passages for piece in pieces for passages in self._insist(piece, topk, tries, end)]
@@ -138,49 +134,26 @@ class HTTPRetriever:
 
     def _insist(self, queries: list[str], topk: int, tries: int, end: float | None) -> list[list[Passage]]:
         """Send one request until it is answered, or the tries or the time are used up."""
-        reason = ""
-        for attempt in range(1, tries + 1):
-            try:
-                return self._post(queries, topk, end)
-            except _Transient as error:
-                reason = str(error)
-                self._outage.failing(reason)
-                pause = max(self._pauses.pause(attempt), min(error.wait, self._longest_pause))
-            if attempt == tries:
-                break
-            if end is not None and self._clock() + pause >= end:
-                tried = "once" if attempt == 1 else f"{attempt} times"
-                raise RetrieverUnavailable(
-                    f"The retriever at {self.url} {reason} (tried {tried}, within its deadline of "
-                    f"{self.deadline:g} s): check that it runs and is reachable."
-                )
-            self._sleep(pause)
-        tried = "once" if tries == 1 else f"{tries} times"
-        raise RetrieverUnavailable(
-            f"The retriever at {self.url} {reason} (tried {tried}): check that it runs and is reachable."
-        )
+        try:
+            return self._patience.insist(
+                lambda: self._post(queries, topk, end), end, tries, self._outage.failing
+            )
+        except GivenUp as error:
+            raise RetrieverUnavailable(
+                f"The retriever at {self.url} {error}: check that it runs and is reachable."
+            ) from error
 
     def _post(self, queries: list[str], topk: int, end: float | None) -> list[list[Passage]]:
-        import requests
-        from urllib3.exceptions import HTTPError
-        from urllib3.exceptions import TimeoutError as TimedOut
-
         body = {"queries": queries, "topk": topk, "return_scores": True}
-        seconds = self.timeout if end is None else max(0.001, min(self.timeout, end - self._clock()))
         try:
-            with self._session().post(
-                self.url, json=body, timeout=seconds, stream=True, allow_redirects=False
-            ) as response:
-                content = self._read_bounded(response, end)
-        except (requests.Timeout, TimedOut) as error:
-            raise _Transient(f"did not answer within {seconds:g} s") from error
-        except (requests.RequestException, HTTPError) as error:
-            raise _Transient(f"could not be reached ({type(error).__name__})") from error
-        if response.status_code == 429 or response.status_code >= 500:
-            wait = _seconds(response.headers.get("retry-after"))
-            raise _Transient(f"answered with status {response.status_code}", wait)
-        if response.status_code != 200:
-            raise RetrieverUnavailable(_refusal(self.url, response.status_code, content))
+            status, content = self._transport.send(self.url, body, timeout=self.timeout, end=end)
+        except TooLong:
+            raise RetrieverUnavailable(
+                f"The retriever at {self.url} answered with more than {_LONGEST_ANSWER >> 20} MiB: "
+                "check that the address is right."
+            ) from None
+        if status != 200:
+            raise RetrieverUnavailable(_refusal(self.url, status, content))
         try:
             return _read(json.loads(content), len(queries), topk)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -188,50 +161,6 @@ class HTTPRetriever:
                 f"The retriever at {self.url} answered in another form than Search-R1's ({error}): "
                 'it must send {"result": [[{"document": {"id", "contents"}, "score"}]]}, one list per query.'
             ) from error
-
-    def _read_bounded(self, response: Any, end: float | None) -> bytes:
-        parts, size = [], 0
-        # Whatever has come, not full pieces: a server that sends a byte now and then would never fill one.
-        while part := response.raw.read1(1 << 16, decode_content=True):
-            parts.append(part)
-            size += len(part)
-            if size > _LONGEST_ANSWER:
-                raise RetrieverUnavailable(
-                    f"The retriever at {self.url} answered with more than {_LONGEST_ANSWER >> 20} MiB: "
-                    "check that the address is right."
-                )
-            if end is not None and self._clock() > end:
-                raise _Transient("did not finish its answer in time")
-        return b"".join(parts)
-
-    def _session(self) -> Any:
-        """Return this thread's own session: one is not safe to share."""
-        if not hasattr(self._local, "session"):
-            import requests
-
-            self._local.session = requests.Session()
-            if self._token is not None:
-                self._local.session.auth = _Bearer(self._token)
-        return self._local.session
-
-
-class _Transient(Exception):  # noqa: N818 - an internal signal, never seen outside this module
-    """This try failed, the next may succeed. ``wait``: seconds that the server asks for."""
-
-    def __init__(self, reason: str, wait: float = 0.0) -> None:
-        super().__init__(reason)
-        self.wait = wait
-
-
-class _Bearer:
-    """Shows the token. As the session's own authentication it also keeps a .netrc file from being used."""
-
-    def __init__(self, token: str) -> None:
-        self._token = token
-
-    def __call__(self, request: Any) -> Any:
-        request.headers["Authorization"] = f"Bearer {self._token}"
-        return request
 
 
 class _Outage:
@@ -295,22 +224,14 @@ def _check_token(token: str | None) -> None:
         raise LLDSError("The retriever's token must be visible ASCII characters on one line: check its file.")
 
 
-def _seconds(text: str | None) -> float:
-    """Return what Retry-After asks for; 0 for nothing, or for a date."""
-    return float(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 9 else 0.0
-
-
 def _refusal(url: str, status: int, content: bytes) -> str:
     if status in (401, 403):
         return (
             f"The retriever at {url} refused the request with status {status}: it wants another token; "
             f"set {TOKEN_VARIABLE} or retrieval.token_file."
         )
-    try:
-        detail = json.loads(content)["detail"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        detail = None
-    told = f' ("{detail[:_LONGEST_SENTENCE]}")' if isinstance(detail, str) else ""
+    detail = told_by(content)
+    told = f' ("{detail}")' if detail else ""
     return (
         f"The retriever at {url} refused the request with status {status}{told}: check "
         "the path of its address and that it speaks Search-R1's protocol."

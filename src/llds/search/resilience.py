@@ -19,12 +19,12 @@ class Backoff:
 
     def __init__(self, first: float, longest: float) -> None:
         self._first = first
-        self._longest = longest
+        self.longest = longest
         self._random = random.Random()
 
     def pause(self, tries: int) -> float:
         """Return the seconds to wait after ``tries`` failed tries, 1 or more."""
-        return self._random.uniform(0, min(self._longest, self._first * 2 ** min(tries - 1, 60)))
+        return self._random.uniform(0, min(self.longest, self._first * 2 ** min(tries - 1, 60)))
 
 
 class Breaker:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -13,10 +14,12 @@ from llds.search.remote import HTTPRetriever, RetrieverUnavailable
 __all__ = [
     "BM25Retriever",
     "HTTPRetriever",
+    "InTurn",
     "NoRetriever",
     "Passage",
     "Retriever",
     "RetrieverUnavailable",
+    "for_threads",
     "search_checked",
 ]
 
@@ -38,6 +41,24 @@ class NoRetriever:
     def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
         """Return an empty list for every query."""
         return [[] for _ in queries]
+
+
+class InTurn:
+    """A retriever that is asked by one thread at a time."""
+
+    def __init__(self, retriever: Retriever) -> None:
+        self._retriever = retriever
+        self._lock = threading.Lock()
+
+    def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
+        """See :class:`Retriever`."""
+        with self._lock:
+            return self._retriever.search(queries, topk)
+
+
+def for_threads(retriever: Retriever) -> Retriever:
+    """Return a retriever that several threads may ask: the client of a server as it is, others in turn."""
+    return retriever if isinstance(retriever, HTTPRetriever) else InTurn(retriever)
 
 
 def search_checked(retriever: Retriever, queries: Sequence[str], topk: int) -> list[list[Passage]]:

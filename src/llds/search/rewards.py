@@ -11,6 +11,8 @@ _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
+_WHOLE = frozenset(("yes", "no", "noanswer"))
+
 _INSIDE = r"(?:(?!</?(?:think|search|information|answer)>).)*"
 
 
@@ -68,12 +70,13 @@ def substring_match(answer: str | None, golden_answers: str | Sequence[str]) -> 
 def f1_score(answer: str | None, golden_answers: str | Sequence[str]) -> float:
     """Return the best F1 over ``golden_answers``, in [0, 1], between the words of the normalised answers.
 
-    Two empty answers agree (1.0); an empty and a non-empty one don't (0.0).
+    As in HotpotQA's own scorer, yes, no and "noanswer" share no words with anything but themselves. Two empty
+    answers agree (1.0, as in SQuAD 2); an empty and a non-empty one don't (0.0).
     """
     if answer is None:
         return 0.0
-    words = normalize_answer(answer).split()
-    return max((_word_f1(words, golden.split()) for golden in _normalized(golden_answers)), default=0.0)
+    normalized = normalize_answer(answer)
+    return max((_text_f1(normalized, golden) for golden in _normalized(golden_answers)), default=0.0)
 
 
 def valid_format(response: str, require_think: bool = True) -> float:
@@ -89,6 +92,12 @@ def valid_format(response: str, require_think: bool = True) -> float:
 def _normalized(golden_answers: str | Sequence[str]) -> list[str]:
     golden_answers = [golden_answers] if isinstance(golden_answers, str) else golden_answers
     return [normalize_answer(golden) for golden in golden_answers]
+
+
+def _text_f1(answer: str, golden: str) -> float:
+    if answer != golden and not _WHOLE.isdisjoint((answer, golden)):
+        return 0.0
+    return _word_f1(answer.split(), golden.split())
 
 
 def _word_f1(answer: list[str], golden: list[str]) -> float:

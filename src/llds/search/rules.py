@@ -11,6 +11,7 @@ from llds.search.passages import Passage
 from llds.search.protocol import (
     CORRECTION,
     OBSERVATION_CLOSE,
+    STOP_STRINGS,
     Answer,
     Malformed,
     Protocol,
@@ -113,7 +114,10 @@ class Rules:
         written = ids[:-1] if ended else ids
         text = self.text.decode(written)
         action = parse_action(text)
-        row.turns.append(Turn(action, text, row.begin, row.begin + len(ids)))
+        cut = (
+            len(row.response_ids) >= row.limit and not ended and not any(tag in text for tag in STOP_STRINGS)
+        )
+        row.turns.append(Turn(action, text, row.begin, row.begin + len(ids), cut=cut))
         gave_up = isinstance(action, Malformed) and ended
         if isinstance(action, Answer):
             start, end = self.text.answer_tokens(written, text) or (0, 0)

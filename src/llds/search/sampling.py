@@ -11,7 +11,6 @@ from torch import Tensor
 
 from llds.errors import LLDSError
 
-
 Generators: TypeAlias = torch.Generator | Sequence[torch.Generator] | None
 """One source of randomness for a batch, one per row, or torch's default one."""
 

@@ -42,6 +42,7 @@ class Turn:
     ``text``: what the policy wrote, without the end-of-sequence token. ``start``, ``end``: its tokens are
     ``response_ids[start:end]``. ``passages``: what the search found; ``None`` when none was carried out.
     ``observation``: what was fed back, as the model saw it; its tokens reach to the next turn's start.
+    ``cut``: the action reached its longest length before it was whole.
     """
 
     action: Action
@@ -50,6 +51,7 @@ class Turn:
     end: int
     passages: tuple[Passage, ...] | None = None
     observation: str = ""
+    cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,11 @@ class Episode:
             isinstance(turn.action, Search) and bool(turn.action.query) and turn.passages is not None
             for turn in self.turns
         )
+
+    @property
+    def truncated(self) -> bool:
+        """Whether a limit of tokens cut an action or ended the response."""
+        return self.stop == "length" or any(turn.cut for turn in self.turns)
 
     @property
     def first_search(self) -> str | None:

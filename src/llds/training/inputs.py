@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import random
 from collections.abc import Sequence
+from typing import Any
 
 from llds.data.embedded import load_questions
 from llds.data.questions import Question, read_questions
@@ -16,7 +16,6 @@ from llds.search.episode import Limits
 from llds.search.protocol import Protocol
 from llds.search.remote import OnEvent
 from llds.search.retrieval import Retriever
-from llds.training.policy import Policy
 from llds.training.recipe import EvaluationSettings, Recipe, RetrievalSettings
 from llds.training.settings import did_you_mean
 
@@ -98,20 +97,24 @@ def make_limits(recipe: Recipe) -> Limits:
     )
 
 
-def check_prompts(questions: Sequence[Question], policy: Policy, protocol: Protocol, recipe: Recipe) -> None:
-    """Raise :class:`LLDSError` for a question whose prompt is too long for recipe or model."""
-    room = getattr(policy.model.config, "max_position_embeddings", None) or math.inf
+def check_prompts(
+    questions: Sequence[Question], tokenizer: Any, positions: int | None, protocol: Protocol, recipe: Recipe
+) -> None:
+    """Raise :class:`LLDSError` for a question whose prompt is too long for recipe or model.
+
+    ``positions``: the longest context of the model in tokens; None when it is not known.
+    """
     episode = recipe.episode
     for question in questions:
-        length = len(protocol.prompt_ids(policy.tokenizer, question.question))
+        length = len(protocol.prompt_ids(tokenizer, question.question))
         if length > episode.max_prompt:
             raise LLDSError(
                 f"The prompt of question '{question.id}' has {length} tokens, more than "
                 f"episode.max_prompt = {episode.max_prompt}; raise it, or take the question out."
             )
-        if length + episode.max_response > room:
+        if positions is not None and length + episode.max_response > positions:
             raise LLDSError(
                 f"The prompt of question '{question.id}' ({length} tokens) and a response of "
-                f"episode.max_response = {episode.max_response} tokens exceed the model's {room} positions; "
+                f"episode.max_response = {episode.max_response} tokens exceed the model's {positions} positions; "
                 "lower episode.max_response."
             )

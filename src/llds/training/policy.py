@@ -22,6 +22,47 @@ class Policy:
     tokenizer: Any
     notes: tuple[str, ...] = ()
 
+    @property
+    def positions(self) -> int | None:
+        """The longest context of the model in tokens; None when its config does not say."""
+        return getattr(self.model.config, "max_position_embeddings", None)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What is known of a model without its weights.
+
+    ``eos``: the tokens that end a sequence. ``positions``: the longest context in tokens, None when the config
+    does not say.
+    """
+
+    tokenizer: Any
+    eos: frozenset[int]
+    positions: int | None
+    notes: tuple[str, ...] = ()
+
+
+def load_reader(path: str) -> Reader:
+    """Load the tokenizer of a model that is named as in a recipe, for a model whose weights are elsewhere.
+
+    Raises :class:`LLDSError` when there is no such model, or its tokenizer is missing.
+    """
+    from transformers import AutoConfig, GenerationConfig
+
+    source = model_source(path)
+    tokenizer, notes = _load_tokenizer(source)
+    try:
+        config = AutoConfig.from_pretrained(source, local_files_only=is_offline())
+    except (OSError, ValueError, TypeError) as error:
+        raise LLDSError(_why_not(source, error)) from None
+    try:
+        listed = GenerationConfig.from_pretrained(source, local_files_only=is_offline()).eos_token_id
+    except (OSError, ValueError, TypeError):
+        listed = config.eos_token_id  # not every model has a generation_config.json
+    others = listed if isinstance(listed, list | tuple) else [listed]
+    eos = frozenset(token for token in (tokenizer.eos_token_id, *others) if token is not None)
+    return Reader(tokenizer, eos, getattr(config, "max_position_embeddings", None), notes)
+
 
 def load_policy(settings: ModelSettings) -> Policy:
     """Load the model (float32) and the tokenizer that ``settings`` name.

@@ -171,7 +171,7 @@ def _train(recipe: Recipe, display: Display, run: RunFolder, force: bool) -> Run
         policy = starting_policy(recipe, questions, retriever, protocol, display)
     for note in policy.notes:
         display.note(note)
-    check_prompts([*questions, *held_out], policy, protocol, recipe)
+    check_prompts([*questions, *held_out], policy.tokenizer, policy.positions, protocol, recipe)
     scorer = Scorer(recipe, run, policy, held_out, retriever, protocol, display)
     scorer.score_both(BEFORE)
     sampling = Sampling(recipe.sampling.temperature, recipe.sampling.top_p, recipe.sampling.top_k)

@@ -15,12 +15,13 @@ from typing import Any
 from llds.errors import LLDSError
 from llds.preflight import Report, check_setup
 from llds.preflight.verl import setup_of_verl, with_overrides
+from llds.retrieval.tool import EMBEDDED
 from llds.training.recipe import Recipe
 
 #: Where verl finds the settings of LLDS, which are one word of its command line then.
 CONFIG_PATH = "pkg://llds.engines.verl.conf"
-REWARD = "pkg://llds.engines.verl.reward"
-AGENT = "llds_search"
+#: The regulariser, and the search episodes with their reward.
+_GROUPS = ("+llds@_global_=default", "+llds_search@_global_=default")
 
 #: grpo.loss -> verl's registered loss, and how it averages. verl has no others of ours.
 _LOSSES = {
@@ -32,6 +33,8 @@ _LOSSES = {
 }
 #: What Hydra's grammar takes bare: words of these, with nothing that reads as syntax.
 _NEEDS_QUOTES = re.compile(r"[^A-Za-z0-9_./:\-]|^$")
+_EPISODE = ("prompt", "max_turns", "max_action", "max_observation", "passage_words", "correct_eos")
+_RETRIEVAL = ("mode", "url", "topk", "timeout", "tries", "deadline", "cache")
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _REF = "actor_rollout_ref.ref"
@@ -44,7 +47,6 @@ class Files:
     model: str
     train: Path
     test: Path
-    agent: Path
     checkpoints: Path
 
 
@@ -60,17 +62,18 @@ def verl_overrides(recipe: Recipe, files: Files) -> list[str]:
         | _generation(recipe, files)
         | _objective(recipe)
         | _optimizer(recipe)
+        | _episodes(recipe)
         | _rewards(recipe)
         | _trainer(recipe, files)
     )
     words = [f"{key}={_written(value)}" for key, value in settings.items()]
-    return [f"hydra.searchpath=[{CONFIG_PATH}]", "+llds=default", *words, *_llds(recipe)]
+    return [f"hydra.searchpath=[{CONFIG_PATH}]", *_GROUPS, *words, *_llds(recipe)]
 
 
 def check_verl_recipe(recipe: Recipe) -> Report:
     """Look for every fault that a recipe shows once it is in verl's words; raises as :func:`verl_overrides`."""
     nowhere = Path()
-    return look_at(verl_overrides(recipe, Files(recipe.model.path, nowhere, nowhere, nowhere, nowhere)))
+    return look_at(verl_overrides(recipe, Files(recipe.model.path, nowhere, nowhere, nowhere)))
 
 
 def look_at(words: Sequence[str]) -> Report:
@@ -191,8 +194,6 @@ def _generation(recipe: Recipe, files: Files) -> dict[str, Any]:
         f"{_ROLLOUT}.gpu_memory_utilization": scale.generator_memory,
         f"{_ROLLOUT}.max_model_len": recipe.episode.max_prompt + recipe.episode.max_response,
         f"{_ROLLOUT}.agent.num_workers": scale.agents,
-        f"{_ROLLOUT}.agent.default_agent_loop": AGENT,
-        f"{_ROLLOUT}.agent.agent_loop_config_path": str(files.agent),
         f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": recipe.grpo.micro_batch,
         f"{_REF}.log_prob_micro_batch_size_per_gpu": recipe.grpo.micro_batch,
     }
@@ -234,11 +235,23 @@ def _optimizer(recipe: Recipe) -> dict[str, Any]:
     }
 
 
+def _episodes(recipe: Recipe) -> dict[str, Any]:
+    """Return the settings of the search episodes, which have the names of a recipe."""
+    episode, retrieval = recipe.episode, recipe.retrieval
+    is_file = retrieval.corpus != EMBEDDED
+    options = {
+        **{name: getattr(episode, name) for name in _EPISODE},
+        **{name: getattr(retrieval, name) for name in _RETRIEVAL},
+        # A worker may have another working folder.
+        "corpus": str(Path(retrieval.corpus).resolve()) if is_file else retrieval.corpus,
+        "token_file": retrieval.token_file and str(Path(retrieval.token_file).resolve()),
+    }
+    return {f"llds_search.{name}": value for name, value in options.items()}
+
+
 def _rewards(recipe: Recipe) -> dict[str, Any]:
     reward = recipe.reward
     return {
-        "reward.custom_reward_function.path": REWARD,
-        "reward.custom_reward_function.name": "compute_score",
         "+reward.custom_reward_function.reward_kwargs": {
             "exact_match": reward.exact_match,
             "f1": reward.f1,

@@ -1,6 +1,6 @@
 """``llds train engine=verl``: lay out the files of a run, start verl's own trainer on it, and wait.
 
-The run folder holds what was started (``config.yaml``, ``command.sh``, ``agent.yaml``, ``data/``), what came of it
+The run folder holds what was started (``config.yaml``, ``command.sh``, ``data/``), what came of it
 (``verl/metrics-N.jsonl``, one file per start, and ``checkpoints/``) and ``events.jsonl``. verl itself goes on from
 its last checkpoint when the same command is given again.
 """
@@ -18,13 +18,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from llds.data.questions import Question
 from llds.data.search_r1 import write_search_r1
 from llds.errors import LLDSError
 from llds.files import atomic_write_text
-from llds.training.inputs import EMBEDDED, held_out_questions, make_protocol, training_questions
+from llds.training.inputs import held_out_questions, make_protocol, training_questions
 from llds.training.interrupt import stop_on_signal
 from llds.training.plan import check_enough
 from llds.training.policy import model_source
@@ -32,9 +30,8 @@ from llds.training.progress import Display
 from llds.training.recipe import Recipe, first_difference, read_recipe_file
 from llds.training.records import RunFolder
 from llds.training.settings import to_yaml
-from llds.training.verl_command import AGENT, Files, look_at, verl_overrides
+from llds.training.verl_command import Files, look_at, verl_overrides
 
-_AGENT_CLASS = "llds.engines.verl.agent.SearchAgentLoop"
 #: Seconds that verl is given to end by itself after a signal.
 _GRACE = 60.0
 
@@ -122,38 +119,12 @@ def prepare(recipe: Recipe, extra: Sequence[str], run: RunFolder) -> Launch:
         model_source(recipe.model.path),
         _write_questions(data / "train.parquet", training, recipe, "train"),
         _write_questions(data / "test.parquet", held_out, recipe, "test"),
-        run.path.resolve() / "agent.yaml",
         run.checkpoints.resolve(),
     )
     words = (*verl_overrides(recipe, files), f"hydra.run.dir={run.path.resolve() / 'verl'}", *extra)
-    atomic_write_text(files.agent, yaml.safe_dump([agent_settings(recipe)], sort_keys=False))
     launch = Launch(run.path, words, _next_metrics(run.path.resolve() / "verl"))
     atomic_write_text(run.path / "command.sh", launch.script)
     return launch
-
-
-def agent_settings(recipe: Recipe) -> dict[str, object]:
-    """Return the entry of the agent loop in verl's file of agent loops."""
-    episode, retrieval = recipe.episode, recipe.retrieval
-    return {
-        "name": AGENT,
-        "_target_": _AGENT_CLASS,
-        "prompt": episode.prompt,
-        "max_turns": episode.max_turns,
-        "max_action": episode.max_action,
-        "max_observation": episode.max_observation,
-        "passage_words": episode.passage_words,
-        "correct_eos": episode.correct_eos,
-        "corpus": retrieval.corpus if retrieval.corpus == EMBEDDED else str(Path(retrieval.corpus).resolve()),
-        "mode": retrieval.mode,
-        "url": retrieval.url,
-        "token_file": retrieval.token_file,
-        "topk": retrieval.topk,
-        "timeout": retrieval.timeout,
-        "tries": retrieval.tries,
-        "deadline": retrieval.deadline,
-        "cache": retrieval.cache,
-    }
 
 
 def _open(run: RunFolder, recipe: Recipe) -> None:

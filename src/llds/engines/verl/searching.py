@@ -19,7 +19,7 @@ from llds.objective.checks import check_above, check_choice, check_least
 from llds.retrieval.opening import Mode
 from llds.retrieval.tool import EMBEDDED, open_corpus, open_server
 from llds.search.protocol import PromptStyle, Protocol
-from llds.search.retrieval import Retriever
+from llds.search.retrieval import Retriever, for_threads
 from llds.search.trajectory import Limits
 
 logger = logging.getLogger("llds.engines.verl")
@@ -145,7 +145,7 @@ def shared_tool(options: SearchOptions) -> Retriever:
     """Return :func:`open_tool`'s answer, the same one for all episodes of this process. Threads may ask at once."""
     with _opening:
         if options not in _opened:
-            _opened[options] = open_tool(options)
+            _opened[options] = for_threads(open_tool(options))
         return _opened[options]
 
 

@@ -1,4 +1,4 @@
-"""What ``llds eval`` and ``llds ask`` do."""
+"""What ``llds ask`` does."""
 
 from __future__ import annotations
 
@@ -6,76 +6,24 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.text import Text
 
 from llds.cli.painting import Painter
-from llds.data.embedded import load_questions
-from llds.data.questions import Question, read_questions
-from llds.errors import LLDSError
-from llds.evaluation.evaluate import EvalResult, evaluate
+from llds.data.questions import Question
 from llds.search.episode import EpisodeRunner, Event
 from llds.search.retrieval import NoRetriever, Retriever
 from llds.search.sampling import GREEDY
 from llds.training.environment import silence_libraries
 from llds.training.inputs import (
-    EMBEDDED,
     check_prompts,
     make_limits,
     make_protocol,
     make_retriever,
-    sample_questions,
 )
 from llds.training.policy import load_policy, saved_recipe
-from llds.training.progress import Display
 from llds.training.recipe import Recipe
 from llds.training.scoring import arithmetic
-
-
-def run_evaluation(
-    model: str,
-    overrides: Sequence[str],
-    split: str | None,
-    questions_file: str | None,
-    no_retriever: bool,
-    display: Display,
-) -> EvalResult:
-    """Score a model; see ``llds eval --help``. Raises ``LLDSError`` for what the user can mend."""
-    silence_libraries()
-    recipe = saved_recipe(model, overrides)
-    if recipe.run.threads:
-        torch.set_num_threads(recipe.run.threads)
-    questions, source = _questions(recipe, split, questions_file)
-    with display:
-        display.note(f"Answering {len(questions)} questions of {source}.")
-        retriever = _retriever(recipe, no_retriever)
-        policy = load_policy(recipe.model)
-        protocol = make_protocol(recipe)
-        check_prompts(questions, policy, protocol, recipe)
-        runner = EpisodeRunner(
-            policy.model, policy.tokenizer, retriever, protocol, make_limits(recipe), GREEDY
-        )
-        with (
-            display.phase("answering", len(questions)) as count,
-            arithmetic(policy.model, recipe.model),
-        ):
-            result = evaluate(runner, questions, batch_size=recipe.evaluation.batch, on_progress=count)
-    return result
-
-
-def _questions(recipe: Recipe, split: str | None, file: str | None) -> tuple[list[Question], str]:
-    """Return the questions to answer, and in words where they are from.
-
-    What the options say goes first, then what the run held out.
-    """
-    if split is not None and file is not None:
-        raise LLDSError("--split takes embedded questions and --questions those of a file; give one of them.")
-    source = file or (EMBEDDED if split else recipe.data.test)
-    split = split or recipe.evaluation.split
-    if source == EMBEDDED:
-        return sample_questions(load_questions(split), recipe.evaluation), f"the embedded {split} split"
-    return sample_questions(read_questions(source), recipe.evaluation), source
 
 
 def run_question(
@@ -90,7 +38,8 @@ def run_question(
     recipe = saved_recipe(model, overrides)
     retriever = _retriever(recipe, no_retriever)
     policy, protocol = load_policy(recipe.model), make_protocol(recipe)
-    check_prompts([Question("asked here", question, ())], policy, protocol, recipe)
+    asked = Question("asked here", question, ())
+    check_prompts([asked], policy.tokenizer, policy.positions, protocol, recipe)
     sampling = dataclasses.replace(GREEDY, temperature=temperature)
     runner = EpisodeRunner(policy.model, policy.tokenizer, retriever, protocol, make_limits(recipe), sampling)
     screen = None if quiet else _Screen()
