@@ -15,6 +15,7 @@ from verl.workers.rollout.replica import TokenOutput
 from llds.data.embedded import load_questions
 from llds.engines.verl import agent
 from llds.engines.verl.searching import NAME, SearchOptions, shared_tool
+from llds.engines.verl.siblings import Siblings
 from llds.errors import LLDSError
 from llds.search.episode import EpisodeRunner
 from llds.search.retrieval import NoRetriever, RetrieverUnavailable
@@ -292,6 +293,7 @@ class Down:
 @pytest.fixture
 def down(monkeypatch):
     monkeypatch.setattr(agent, "shared_tool", lambda options: Down())
+    monkeypatch.setattr(agent, "_siblings", Siblings())
 
 
 def group(tokenizer, failing, uid="q", members=4):
@@ -313,7 +315,8 @@ def test_an_episode_whose_tool_failed_is_left_out(tokenizer, down, caplog):
     first, *others = run(*group(tokenizer, 1))
     assert first == []
     assert [one.extra_fields["llds_answer"] for one in others] == ["x"] * 3
-    assert "1 of 4 episodes of a question are left out. The retriever is down." in caplog.text
+    assert "1 of 4 episodes of a question are left out (1 so far in this process)." in caplog.text
+    assert "The retriever is down." in caplog.text
 
 
 @pytest.mark.parametrize("failing", [3, 4])
@@ -321,7 +324,7 @@ def test_a_lone_episode_is_left_out_too(tokenizer, down, caplog, failing):
     results = run(*group(tokenizer, failing))
     raised = [one for one in results if isinstance(one, RetrieverUnavailable)]
     assert len(raised) == 1
-    assert "4 of 4 episodes of a question are left out" in str(raised[0])
+    assert "4 of 4 episodes of a question are left out (4 so far" in str(raised[0])
     assert [one for one in results if not isinstance(one, Exception)] == [[]] * 3
     assert len(caplog.records) == 1
 

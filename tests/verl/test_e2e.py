@@ -182,6 +182,7 @@ def test_episodes_whose_tool_failed_are_left_out(one_step):
         own = batch["response_mask"].any(1)
         assert own.sum() == count
         assert batch["log_prob"].shape[0] == ROWS
+        assert run.rows[step - 1]["actor/llds/empty_responses"] == ROWS - count
         assert not batch["advantages"][~own].any()
         found = Counter(
             round(float(row.sum() / row.count_nonzero().clamp(min=1)), 3) for row in batch["advantages"][own]
