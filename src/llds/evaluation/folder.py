@@ -8,7 +8,6 @@ tasks, so an evaluation that was interrupted leaves the same bytes as one that w
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 from llds.errors import LLDSError
 from llds.evaluation.rows import AnswerRow, Key, from_json, to_line
 from llds.evaluation.tasks import Task
-from llds.files import atomic_write_text
+from llds.files import atomic_write_text, held
 
 AGENT = "agent"
 _SETTINGS = "settings.json"
@@ -39,13 +38,10 @@ class EvalFolder:
         something else is in it.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise LLDSError(
-                    f"Another process is writing to {self.path}: wait for it, or give another --out."
-                ) from None
+        with held(
+            self.path / ".lock",
+            f"Another process is writing to {self.path}: wait for it, or give another --out.",
+        ):
             self._check(settings)
             yield
 
