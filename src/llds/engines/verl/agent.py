@@ -81,7 +81,7 @@ class SearchAgentLoop(AgentLoopBase):
         :class:`LLDSError` for a prompt that can't be used or an engine that writes nothing.
         """
         group = row.get("uid") if "session_id" in row else None
-        with _siblings.join(str(group or uuid4().hex)) as member:
+        async with _siblings.join(str(group or uuid4().hex)) as member:
             episode, made = await self._episode(sampling_params, _messages(row))
             if group is None:
                 if episode.tool_failed:
@@ -98,7 +98,11 @@ class SearchAgentLoop(AgentLoopBase):
         outcome = await member.settle(not episode.tool_failed)
         if episode.tool_failed and member.is_first_failure():
             left_out = outcome.members - (outcome.through if outcome.comparable else 0)
-            told = f"{left_out} of {outcome.members} episodes of a question are left out. {made.failure}"
+            _siblings.left_out += left_out
+            told = (
+                f"{left_out} of {outcome.members} episodes of a question are left out "
+                f"({_siblings.left_out} so far in this process). {made.failure}"
+            )
             logger.warning("LLDS: %s", told)
             if not outcome.comparable:
                 raise RetrieverUnavailable(told)

@@ -38,8 +38,8 @@ def check(config: DictConfig) -> str:
 
     Raises :class:`LLDSError` for settings that can't be meant and for a tool that can't be used.
     """
-    section = OmegaConf.select(config, NAME)
-    settings = OmegaConf.to_container(section, resolve=True) if section is not None else {}
+    settings = OmegaConf.select(config, NAME, default={})
+    settings = OmegaConf.to_container(settings, resolve=True) if OmegaConf.is_config(settings) else settings
     if not isinstance(settings, Mapping):
         raise LLDSError(f"{NAME} must hold settings, but is {settings!r}.")
     options = SearchOptions.of({str(name): value for name, value in settings.items()})

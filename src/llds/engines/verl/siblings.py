@@ -7,8 +7,8 @@ nothing to compare that one with, so it is to be left out as well; but each is h
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 
@@ -65,17 +65,21 @@ class Membership:
 
 
 class Siblings:
-    """The groups under way in one process; for one event loop."""
+    """The groups under way in one process; for one event loop.
+
+    ``left_out``: episodes that were left out so far, for their callers to count.
+    """
 
     def __init__(self) -> None:
+        self.left_out = 0
         self._groups: dict[str, _Group] = {}
 
-    @contextmanager
-    def join(self, key: str) -> Iterator[Membership]:
+    @asynccontextmanager
+    async def join(self, key: str) -> AsyncIterator[Membership]:
         """Take part in the group ``key`` from here on; who leaves by an exception did not come through.
 
-        verl starts all episodes of a question before any of them waits for anything, so all have joined before
-        one can end.
+        verl makes the tasks of all episodes of a question before any of them runs. Each gives way once after it
+        has joined, so all have joined before one can end.
         """
         group = self._groups.get(key)
         if group is None or group.over.is_set():
@@ -83,6 +87,7 @@ class Siblings:
         group.members += 1
         member = Membership(group)
         try:
+            await asyncio.sleep(0)
             yield member
         finally:
             member._leave(False)
