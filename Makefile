@@ -30,7 +30,7 @@ bench: $(STAMP)
 
 # The main figure of docs/lab.md from runs of your own, in runs/lab; minutes on two cores.
 lab: $(STAMP)
-	$(BIN)/llds lab sweep --regimes far --arms grpo,llds,kl100,llds+kl100 --seeds 5 --series runs/lab/series $(ARGS)
+	$(BIN)/llds lab sweep --regimes far --arms grpo,llds,llds-anchor,kl100,llds+kl100 --seeds 5 --series runs/lab/series $(ARGS)
 	$(BIN)/llds lab report --series runs/lab/series --page runs/lab/report.md
 
 # An old Python would be told only after torch was fetched. The stamp is made last, so an interrupted installation starts again.

@@ -31,7 +31,7 @@ from llds.lab.series import Store, StoredRun
 from llds.training.records import read_lines
 
 #: Arms in the main figure, as far as they are there.
-MAIN_ARMS = ("grpo", "llds", "kl100", "llds+kl100")
+MAIN_ARMS = ("grpo", "llds", "llds-anchor", "kl100", "llds+kl100")
 #: Ablations in which more arms than plain GRPO are worth a table.
 SEVERAL_ARMS = ("low-lr", "slow", "long")
 #: Mark of a block -> the picture above it, and its caption.
