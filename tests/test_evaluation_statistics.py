@@ -1,11 +1,23 @@
 """Intervals: known values, coverage, edges."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from llds.evaluation.statistics import bootstrap_mean, paired_difference, sign_test, wilson
+from llds.evaluation.statistics import (
+    bootstrap_mean,
+    holm,
+    paired_difference,
+    pass_at_k,
+    sign_flip_test,
+    sign_test,
+    stratified_mean,
+    wilson,
+)
 
 
 def test_wilson_known_values():
@@ -73,3 +85,91 @@ def test_sign_test_known_values():
     assert sign_test(before, after) == pytest.approx(exact)
     assert sign_test(after, before) == pytest.approx(exact)
     assert sign_test([0, 1], [1, 0]) == 1.0
+
+
+def test_stratified_mean_counts_strata_alike():
+    estimate = stratified_mean([[1.0] * 300 + [0.0] * 100, [0.0, 1.0, 0.0, 0.0]])
+    assert estimate.value == pytest.approx((0.75 + 0.25) / 2)
+    assert estimate.count == 404
+    assert estimate.low < 0.5 < estimate.high
+    # The small stratum brings nearly all of the doubt: its mean has a standard deviation of .2165, half of it here.
+    assert estimate.high - estimate.low > 1.5 * 0.2165
+    assert stratified_mean([[0.0, 1.0, 0.5]]) == stratified_mean([[0.0, 1.0, 0.5]])
+    for nothing in ([], [[]], [[1.0], []]):
+        with pytest.raises(ValueError, match="at least one stratum"):
+            stratified_mean(nothing)
+
+
+def test_one_stratum_is_the_ordinary_bootstrap():
+    values = np.random.default_rng(3).random(400).round(1)
+    ends = [
+        [(one.low, one.high) for one in (way(seed) for seed in range(20))]
+        for way in (
+            lambda seed: stratified_mean([values], seed),
+            lambda seed: bootstrap_mean(values, seed=seed),
+        )
+    ]
+    assert stratified_mean([values]).value == bootstrap_mean(values).value
+    # Over 20 seeds the ends of both have a standard error of 0.0002.
+    assert np.mean(ends[0], axis=0) == pytest.approx(np.mean(ends[1], axis=0), abs=0.001)
+
+
+def test_stratified_intervals_cover_about_as_often_as_they_say():
+    rng = np.random.default_rng(1)
+    shares, sizes = [0.4, 0.1, 0.3, 0.02], [120, 60, 200, 125]
+    hits = 0
+    for trial in range(400):
+        strata = [rng.random(size) < share for share, size in zip(shares, sizes, strict=True)]
+        estimate = stratified_mean([stratum.astype(float) for stratum in strata], seed=trial)
+        hits += estimate.low <= np.mean(shares) <= estimate.high
+    assert 0.92 <= hits / 400 <= 0.98
+
+
+def test_nobody_right_is_not_without_doubt():
+    assert stratified_mean([[0.0] * 200]) == wilson(0, 200)
+    assert stratified_mean([[1.0] * 9]) == wilson(9, 9)
+    several = stratified_mean([[0.0] * 100, [0.0] * 100])
+    assert several.value == several.low == 0.0
+    assert 0.005 < several.high < 0.04
+    # A difference that is 0 throughout is not a share of anything.
+    assert stratified_mean([[0.0] * 9], shares=False).high == 0.0
+
+
+def test_sign_flips_of_one_stratum_are_the_sign_test():
+    rng = np.random.default_rng(5)
+    for gains, losses in [(8, 2), (30, 12), (5, 5), (0, 0), (1, 0), (60, 20)]:
+        differences = [1.0] * gains + [-1.0] * losses + [0.0] * 20
+        rng.shuffle(differences)
+        exact = sign_test([0.0] * len(differences), differences)
+        assert sign_flip_test([differences]) == pytest.approx(exact, abs=0.012)
+    assert sign_flip_test([[1.0] * 40]) == pytest.approx(1 / 20_001)
+
+
+def test_sign_flips_are_calibrated_over_strata():
+    rng = np.random.default_rng(2)
+    below = 0
+    for trial in range(300):
+        strata = [rng.choice([-1.0, -0.5, 0.0, 0.5, 1.0], size=size) for size in (40, 90, 25)]
+        below += sign_flip_test(strata, seed=trial, flips=1000) <= 0.05
+    assert 0.02 <= below / 300 <= 0.09
+
+
+def test_holm_known_values():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.5]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+@given(st.integers(1, 9), st.data())
+def test_pass_at_k_is_the_share_of_all_draws(samples, data):
+    right = data.draw(st.integers(0, samples))
+    k = data.draw(st.integers(1, samples))
+    answers = [True] * right + [False] * (samples - right)
+    draws = [any(draw) for draw in itertools.combinations(answers, k)]
+    assert pass_at_k(samples, right, k) == pytest.approx(sum(draws) / len(draws))
+
+
+@pytest.mark.parametrize(("samples", "right", "k"), [(3, 4, 1), (3, 1, 4), (3, 1, 0), (3, -1, 1)])
+def test_pass_at_k_refuses_nonsense(samples, right, k):
+    with pytest.raises(ValueError, match="pass_at_k needs"):
+        pass_at_k(samples, right, k)

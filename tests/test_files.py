@@ -1,12 +1,15 @@
-"""Atomic folders: several writers at once, what a killed one leaves, permissions."""
+"""Atomic folders and locks: several writers at once, what a killed one leaves, permissions."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 
-from llds.files import atomic_folder, atomic_write_text, remove_unfinished
+from llds.errors import LLDSError
+from llds.files import atomic_folder, atomic_write_text, held, remove_unfinished
 
 
 def test_writers_of_one_folder_do_not_disturb_each_other(tmp_path):
@@ -83,3 +86,22 @@ def test_others_may_read_the_folder(tmp_path):
     finally:
         os.umask(before)
     assert (tmp_path / "model").stat().st_mode & 0o777 == 0o755
+
+
+def test_a_lock_is_held_by_one_process_alone(tmp_path):
+    script = (
+        "import sys; from pathlib import Path; from llds.files import held\n"
+        "with held(Path(sys.argv[1]), 'busy'): print('mine', flush=True); sys.stdin.read()"
+    )
+    lock = tmp_path / ".lock"
+    other = subprocess.Popen(
+        [sys.executable, "-c", script, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline() == "mine\n"
+    with pytest.raises(LLDSError, match=r"^busy$"), held(lock, "busy"):
+        pass
+    other.kill()
+    other.wait()
+    with held(lock, "busy"):
+        assert lock.exists()

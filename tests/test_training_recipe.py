@@ -152,6 +152,6 @@ def test_an_empty_file_is_the_defaults(tmp_path):
 def test_every_setting_has_a_help_text_and_its_default_passes_its_own_check():
     for key, item in settings_table(Recipe).items():
         assert item.help, key
-        assert item.help[0].islower() or item.help.startswith(("LLDS", "TRL", "CPU", "AdamW")), key
+        assert item.help[0].islower() or item.help.startswith(("LLDS", "TRL", "CPU", "GPU", "AdamW")), key
     assert build(Recipe, read_yaml(Recipe, to_yaml(Recipe()), "defaults")) == Recipe()
     assert flat_values(Recipe()).keys() == settings_table(Recipe).keys()

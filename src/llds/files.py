@@ -5,6 +5,7 @@ What is being written lies beside its target under a hidden name that ends in ``
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
@@ -44,6 +45,21 @@ def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
 def atomic_write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write ``text`` as UTF-8; see :func:`atomic_write_bytes`."""
     atomic_write_bytes(path, text.encode("utf-8"))
+
+
+@contextmanager
+def held(lock: Path, busy: str) -> Iterator[None]:
+    """Hold the file ``lock`` for this process alone while the block runs; it is made, and stays.
+
+    Raises :class:`LLDSError` with the sentence ``busy`` when another process holds it, ``OSError`` when it can't be
+    made. What a killed process held is free again.
+    """
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise LLDSError(busy) from None
+        yield
 
 
 @contextmanager

@@ -23,7 +23,8 @@ from llds.evaluation.outcome import Outcome
 from llds.evaluation.rows import AnswerRow
 from llds.evaluation.tasks import QuestionSet, make_tasks
 from llds.inference.engine import Engine, Game
-from llds.search.indexfiles import ABOUT, is_index, read_about
+from llds.retrieval.opening import read_info
+from llds.search.indexfiles import ABOUT, is_index
 from llds.search.retrieval import NoRetriever, Retriever
 from llds.training.environment import silence_libraries
 from llds.training.inputs import EMBEDDED, check_prompts, make_limits, make_protocol, make_retriever
@@ -58,7 +59,12 @@ def run_evaluation(order: Order, display: Display) -> tuple[Outcome | None, int]
             *(make_baseline(name, engine.tokenizer, game) for name in _baselines(order, folder)),
         ]
         with folder.opened(settings) if folder else nullcontext():
-            rows, exit_code = _answer_all(order, sets, contestants, engine, folder, display)
+            try:
+                rows, exit_code = _answer_all(order, sets, contestants, engine, folder, display)
+            except KeyboardInterrupt:
+                kept = f"What was answered is kept in {folder.path}." if folder else "Nothing is kept."
+                display.note(f"Stopped at once. {kept}")
+                return None, 130
             if rows is None:
                 return None, exit_code
             outcome = Outcome(order.label or order.model, settings, sets, rows)
@@ -164,12 +170,14 @@ def _about_retriever(order: Order, recipe: Recipe) -> dict[str, Any]:
         count = sum(load_manifest()["passages"].values())
         return {"kind": "embedded", "where": "the embedded corpus", "passages": count, **name}
     if is_index(corpus):
+        info = read_info(corpus)
         digest = hashlib.sha256((corpus / ABOUT).read_bytes()).hexdigest()[:16]
         return {
             "kind": "index",
             "where": str(corpus),
-            "passages": read_about(corpus)["passages"],
+            "passages": info.passages,
             "mode": settings.mode,
+            "encoder": info.encoder,
             "digest": digest,
             **name,
         }

@@ -86,7 +86,6 @@ def _answered(
 
 def _row(task: Task, contestant: Contestant, episode: Episode) -> AnswerRow:
     row = score(task.question, episode, benchmark=task.benchmark, sample=task.sample)
-    searches = contestant.searches
-    return dataclasses.replace(
-        row, searches=row.searches + searches, valid_searches=row.valid_searches + searches
-    )
+    if contestant.searches is None:
+        return row
+    return dataclasses.replace(row, searches=contestant.searches, valid_searches=contestant.searches)

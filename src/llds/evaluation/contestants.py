@@ -49,15 +49,15 @@ class Contestant:
     """Somebody who answers questions.
 
     ``prompts``: from questions to token ids; raises :class:`~llds.search.retrieval.RetrieverUnavailable` when a
-    search for them fails. ``read``: what an episode means. ``searches``: made for every question, besides those
-    that the model asks for.
+    search for them fails. ``read``: what an episode means. ``searches``: how many are
+    made for every question; None counts those of the model.
     """
 
     name: str
     game: Game
     prompts: Callable[[Sequence[str]], list[list[int]]]
     read: Callable[[Episode], Episode] = lambda episode: episode
-    searches: int = 0
+    searches: int | None = None
 
 
 def make_agent(name: str, tokenizer: Any, game: Game) -> Contestant:

@@ -8,7 +8,6 @@ tasks, so an evaluation that was interrupted leaves the same bytes as one that w
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 from llds.errors import LLDSError
 from llds.evaluation.rows import AnswerRow, Key, from_json, to_line
 from llds.evaluation.tasks import Task
-from llds.files import atomic_write_text
+from llds.files import atomic_write_text, held
 
 AGENT = "agent"
 _SETTINGS = "settings.json"
@@ -39,13 +38,10 @@ class EvalFolder:
         something else is in it.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise LLDSError(
-                    f"Another process is writing to {self.path}: wait for it, or give another --out."
-                ) from None
+        with held(
+            self.path / ".lock",
+            f"Another process is writing to {self.path}: wait for it, or give another --out.",
+        ):
             self._check(settings)
             yield
 
@@ -105,9 +101,10 @@ class Journal:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self.rows: dict[Key, AnswerRow] = {}
+        self._written: list[Key] = []
         if path is not None and path.exists():
             _cut_torn_line(path)
-            self.rows = {row.key: row for row in read_rows(path)}
+            self._keep(read_rows(path))
 
     def pending(self, tasks: Sequence[Task]) -> list[Task]:
         """Return the tasks without a row, and those whose search tool had failed, in order."""
@@ -115,7 +112,7 @@ class Journal:
 
     def add(self, rows: Sequence[AnswerRow]) -> None:
         """Keep more rows; they are on the disk when this returns."""
-        self.rows.update((row.key, row) for row in rows)
+        self._keep(rows)
         if self._path is None:
             return
         with self._path.open("a", encoding="utf-8", newline="\n") as file:
@@ -126,11 +123,13 @@ class Journal:
     def finish(self, tasks: Sequence[Task]) -> list[AnswerRow]:
         """Return the rows of ``tasks`` in their order, and leave the file in that order."""
         rows = [self.rows[task.key] for task in tasks]
-        if self._path is not None:
-            content = "".join(map(to_line, rows))
-            if not self._path.exists() or self._path.read_text("utf-8") != content:
-                atomic_write_text(self._path, content)
+        if self._path is not None and self._written != [task.key for task in tasks]:
+            atomic_write_text(self._path, "".join(map(to_line, rows)))
         return rows
+
+    def _keep(self, rows: Sequence[AnswerRow]) -> None:
+        self.rows.update((row.key, row) for row in rows)
+        self._written += [row.key for row in rows]
 
 
 def read_rows(path: Path) -> list[AnswerRow]:

@@ -112,7 +112,7 @@ def paper_rows(model: str | None) -> list[PaperRow]:
 
 def departures(settings: Mapping[str, Any]) -> list[str]:
     """Say why figures of an evaluation with these settings don't compare with the paper's; nothing when they do."""
-    found = [_other_corpus(settings["retriever"])]
+    found = [_other_corpus(settings["retriever"]), _other_search(settings["retriever"])]
     for key, (theirs, what) in _SETUP.items():
         section, name = key.split(".")
         ours = settings[section][name]
@@ -143,6 +143,14 @@ def _other_corpus(retriever: Mapping[str, Any]) -> str:
     size = f" of {retriever['passages']:,} passages" if retriever.get("passages") else ""
     named = retriever.get("name") or retriever["where"]
     return f"another corpus: {named}{size}, in the paper Wikipedia of 2018 ({WIKI_18_PASSAGES:,} passages)"
+
+
+def _other_search(retriever: Mapping[str, Any]) -> str:
+    """Say how passages are ranked, where that can be seen from here."""
+    by_words = retriever.get("mode") == "bm25" or not retriever.get("encoder")
+    ours = "BM25" if by_words else f"vectors of {retriever['encoder']}"
+    seen = retriever["kind"] not in ("none", "server")
+    return f"search by {ours}, in the paper by vectors of E5" if seen and "e5" not in ours.lower() else ""
 
 
 def _other_questions(sets: Mapping[str, Any]) -> str:

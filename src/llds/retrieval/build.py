@@ -8,13 +8,12 @@ on when the same command is run again: with the vectors where it was, with BM25 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +23,7 @@ import numpy as np
 from llds.data.corpus import corpus_file, iter_located
 from llds.data.jsonl import count_lines
 from llds.errors import LLDSError
-from llds.files import atomic_write_text, replace_folder
+from llds.files import atomic_write_text, held, replace_folder
 from llds.retrieval.dense import VECTORS, Kind, build_faiss, load_faiss
 from llds.retrieval.encoders import LSA, Encoder, make_encoder, word_encoder
 from llds.retrieval.lsa import rounds, train_table
@@ -256,18 +255,13 @@ def _fingerprint(source: Path, options: IndexOptions) -> dict[str, Any]:
 def _draft(target: Path) -> Iterator[Path]:
     """Give the draft folder of ``target``, held by this process alone."""
     draft = target.parent / f".{target.name}.building"
-    try:
-        draft.mkdir(parents=True, exist_ok=True)
-        file = (draft / _LOCK).open("w")
-    except OSError as error:
-        raise LLDSError(f"{target} can't be written ({error.strerror}): name another folder.") from error
-    with file:
+    busy = f"Another process is building {target}: wait for it, or name another folder."
+    with ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise LLDSError(
-                f"Another process is building {target}: wait for it, or name another folder."
-            ) from None
+            draft.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(held(draft / _LOCK, busy))
+        except OSError as error:
+            raise LLDSError(f"{target} can't be written ({error.strerror}): name another folder.") from error
         yield draft
 
 

@@ -339,10 +339,16 @@ def load_recipe(source: str | None = None, overrides: Sequence[str] = ()) -> Rec
     values.update(read_override(Recipe, _spelt_out(override)) for override in overrides)
     recipe = build(Recipe, values)
     if not recipe.run.name:
-        run = dataclasses.replace(recipe.run, name=f"{Path(name).stem}-seed{recipe.run.seed}")
+        run = dataclasses.replace(recipe.run, name=f"{_stem(name)}-seed{recipe.run.seed}")
         recipe = dataclasses.replace(recipe, run=run)
     _check_together(recipe)
     return recipe
+
+
+def _stem(name: str) -> str:
+    """Return the name of a recipe, or of its file without its ending; a point within stays."""
+    path = Path(name)
+    return path.stem if path.suffix.lower() in {".yaml", ".yml"} else path.name
 
 
 def _spelt_out(override: str) -> str:

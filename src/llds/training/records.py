@@ -8,7 +8,6 @@ nothing happened.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import math
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from llds.errors import LLDSError
-from llds.files import atomic_write_text
+from llds.files import atomic_write_text, held
 
 # Names of TRL's log on the left, ours on the right; names that are absent here stay as they are.
 _CANONICAL = {
@@ -90,13 +89,8 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Hold the folder for this process; raises :class:`LLDSError` when another process trains in it."""
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise LLDSError(
-                    f"Another process is training in {self.path}; wait for it, or choose another run.name."
-                ) from None
+        busy = f"Another process is training in {self.path}; wait for it, or choose another run.name."
+        with held(self.path / ".lock", busy):
             yield
 
     def has_begun(self) -> bool:
