@@ -21,7 +21,8 @@ RECIPE = [
     "scale.tokens_per_gpu=0",
     "grpo.questions=8",
     "grpo.responses=4",
-    "grpo.steps_per_rollout=2",
+    "grpo.steps_per_rollout=1",
+    "grpo.passes=2",
     "grpo.micro_batch=8",
     # Few answers of the tiny model match whole, so that rewards would hardly differ.
     "reward.f1=1.0",
