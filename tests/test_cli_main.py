@@ -136,12 +136,28 @@ def test_help_is_quick_because_it_imports_no_framework():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("missing", ["typer", "trl", "bm25s"])
+@pytest.mark.parametrize("missing", ["typer", "transformers", "bm25s"])
 def test_a_missing_extra_is_one_sentence(llds, monkeypatch, missing):
     monkeypatch.setattr("llds.cli.find_spec", lambda name: None if name == missing else name)
     code, out, err = llds("train")
     assert (code, out) == (2, "")
     assert err == f"llds: {missing} is not installed; run: pip install 'llds[train]'\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            ImportError('needs TRL, which is not installed: pip install "llds[trl]"'),
+            'pip install "llds[trl]".',
+        ),
+        (ModuleNotFoundError("No module named 'gguf'", name="gguf"), "pip install 'llds[train]'"),
+        (ImportError("cannot import name 'x'"), None),
+    ],
+)
+def test_what_is_imported_late_may_be_missing_too(error, said):
+    sentence = sentence_for(error)
+    assert sentence is None if said is None else sentence is not None and sentence.endswith(said)
 
 
 def test_train_eval_ask_work_together(llds, world, tmp_path):

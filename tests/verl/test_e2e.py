@@ -1,5 +1,6 @@
 """verl's own ``main_ppo`` on Ray on the processor, with LLDS, the search agent loop and the reward by three words."""
 
+import re
 from collections import Counter
 
 import pytest
@@ -190,8 +191,12 @@ def test_episodes_whose_tool_failed_are_left_out(one_step):
         wanted = Counter(round(one, 3) + 0.0 for scores in real.values() for one in grpo(scores))
         assert found == wanted
     assert left_out >= tool.refused
-    assert "episodes of a question are left out. The retriever at" in run.output
-    assert run.output.count("LLDS: retriever failing") >= 1
+    told = re.findall(
+        r"(\d) of 4 episodes of a question are left out \((\d+) so far.*The retriever at", run.output
+    )
+    assert sum(int(one) for one, _ in told) == max(int(so_far) for _, so_far in told) == left_out
+    assert "LLDS: retriever failing" in run.output
+    assert "LLDS: retriever recovered" in run.output
 
 
 def grpo(scores):

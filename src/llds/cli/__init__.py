@@ -10,9 +10,9 @@ from io import TextIOWrapper
 from llds.cli.mistakes import sentence_for
 from llds.errors import LLDSError
 
-# What the extras "search" and "train" bring, by the names that are imported.
+# What the extras "search" and "train" bring, by the names that are imported; TRL is asked for where it is used.
 _SEARCH = ("typer", "rich", "numpy", "requests", "bm25s", "Stemmer")
-_TRAIN = ("yaml", "transformers", "tokenizers", "safetensors", "accelerate", "datasets", "trl", "gguf")
+_TRAIN = ("yaml", "transformers", "tokenizers", "safetensors", "accelerate", "datasets")
 # Commands for a machine that only serves passages.
 _RETRIEVAL = ("index", "serve", "search")
 

@@ -24,6 +24,10 @@ def sentence_for(error: BaseException) -> str | None:
         return str(error)
     if isinstance(error, OSError) and error.errno is not None:
         return _of_the_system(error)
+    if isinstance(error, ImportError) and "pip install" in str(error):
+        return _first_line(error) + "."
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"{error.name} is not installed; run: pip install 'llds[train]'"
     kind = type(error).__name__
     if kind == "SafetensorError":
         # What the disk did to a file of weights comes in this wrapping.

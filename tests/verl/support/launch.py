@@ -144,22 +144,9 @@ def launch(inputs, folder, *words, ranks=1, steps=2):
     mark = uuid.uuid4().hex
     # Sockets of Ray lie below it, whose paths must be short.
     scratch = tempfile.mkdtemp(prefix="llds-", dir="/tmp")
-    environment = {
-        **os.environ,
-        MARK: mark,
-        "PYTHONPATH": os.pathsep.join([str(SOURCE), str(TESTS)]),
-        "VERL_PLATFORM": "cpu",
-        "VERL_USE_EXTERNAL_MODULES": "support.cpu_trainer,support.recording",
+    environment = surroundings(mark, scratch) | {
         "VERL_FILE_LOGGER_PATH": str(metrics),
         "LLDS_RECORD": str(recorded),
-        "RAY_TMPDIR": scratch,
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_memory_monitor_refresh_ms": "0",
-        "RAY_DEDUP_LOGS": "0",
-        "HYDRA_FULL_ERROR": "1",
-        "OMP_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "NO_PROXY": "127.0.0.1",
     }
     try:
         code = _run(command, environment, log)
@@ -171,6 +158,25 @@ def launch(inputs, folder, *words, ranks=1, steps=2):
     lines = metrics.read_text().splitlines() if metrics.exists() else []
     rows = [row["data"] for row in map(json.loads, lines) if "training/global_step" in row["data"]]
     return Run(code, output, rows, recorded, rollouts)
+
+
+def surroundings(mark, scratch):
+    """Return the environment of a command that is to find the stand-ins for GPUs; Ray's files go to ``scratch``."""
+    return {
+        **os.environ,
+        MARK: mark,
+        "PYTHONPATH": os.pathsep.join([str(SOURCE), str(TESTS)]),
+        "VERL_PLATFORM": "cpu",
+        "VERL_USE_EXTERNAL_MODULES": "support.cpu_trainer,support.recording",
+        "RAY_TMPDIR": scratch,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_memory_monitor_refresh_ms": "0",
+        "RAY_DEDUP_LOGS": "0",
+        "HYDRA_FULL_ERROR": "1",
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "NO_PROXY": "127.0.0.1",
+    }
 
 
 def _run(command, environment, log):
