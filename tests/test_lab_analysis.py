@@ -162,6 +162,15 @@ def test_an_empty_signal_is_worth_nothing():
     assert one.caught == 0
 
 
+def test_even_exposure_forgives_what_comes_later():
+    ill = [collapse(40, seed, displacement_correct=noisy(seed, 20)) for seed in range(8)]
+    well = [held(seed, displacement_correct=noisy(seed + 50, 55)) for seed in range(8)]
+    one = roc("displacement of correct", ill, well)
+    assert one.area < 0.9
+    assert one.even == pytest.approx(1.0)
+    assert roc("displacement of correct", ill, ill).even == pytest.approx(0.5, abs=0.2)
+
+
 def test_every_signal_looks_at_a_series_that_is_kept():
     from llds.lab.loop import KEPT
 

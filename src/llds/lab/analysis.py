@@ -245,6 +245,8 @@ class Roc:
     """How one signal does. ``points``: (false alarms, alarms in time) as shares, by falling threshold.
 
     In time: before the drop of a collapsed run. False: anywhere in a run that held. ``area``: under the curve.
+    ``even``: the same area with even exposure, over all pairs of a collapsed run and one that held: how often the
+    statistic went higher before the drop of the first than in as many rollouts of the second, a tie counting half.
     ``lead``: rollouts from alarm to drop, the median over the collapsed runs at the threshold with at most one
     false alarm in ten (missed runs count as 0). ``caught``: the share in time there.
     """
@@ -252,6 +254,7 @@ class Roc:
     signal: str
     points: tuple[tuple[float, float], ...]
     area: float
+    even: float
     lead: float
     caught: float
 
@@ -261,7 +264,8 @@ def roc(signal: str, collapsed: Sequence[StoredRun], held: Sequence[StoredRun]) 
     series, bad = SIGNALS[signal]
     moved = [(statistic(run[series], bad), judge(run).drop or 0) for run in collapsed]
     peaks_before = np.array([values[:drop].max(initial=0.0) for values, drop in moved])
-    peaks_held = np.array([statistic(run[series], bad).max() for run in held])
+    held_moved = [statistic(run[series], bad) for run in held]
+    peaks_held = np.array([values.max() for values in held_moved])
     thresholds = np.unique(np.concatenate([peaks_before, peaks_held, [0.0]]))[::-1]
     points = [(0.0, 0.0)]
     points += [(float((peaks_held >= t).mean()), float((peaks_before >= t).mean())) for t in thresholds]
@@ -272,9 +276,20 @@ def roc(signal: str, collapsed: Sequence[StoredRun], held: Sequence[StoredRun]) 
         signal,
         tuple(points),
         float(np.trapezoid(y, x)),
+        _even_area(moved, held_moved),
         float(median(leads)),
         float(np.mean([lead > 0 for lead in leads])),
     )
+
+
+def _even_area(collapsed: Sequence[tuple[Floats, int]], held: Sequence[Floats]) -> float:
+    """Return the area under the ROC where each pair of runs is watched equally long; see ``Roc.even``."""
+    wins = [
+        np.sign(values[:drop].max(initial=0.0) - other[:drop].max(initial=0.0))
+        for values, drop in collapsed
+        for other in held
+    ]
+    return float((1 + np.mean(wins)) / 2)
 
 
 def _lead(values: Floats, drop: int, bound: float) -> int:

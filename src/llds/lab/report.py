@@ -435,11 +435,12 @@ def roc_table(signals: Signals) -> str:
     head = (
         "signal",
         "area under the ROC",
+        "with even exposure",
         "caught in time, ≤ 10 % false alarms",
         "median lead there, rollouts",
     )
     rows = [
-        (one.signal, f"{one.area:.2f}", f"{one.caught:.0%}", f"{one.lead:.0f}")
+        (one.signal, f"{one.area:.2f}", f"{one.even:.2f}", f"{one.caught:.0%}", f"{one.lead:.0f}")
         for one in sorted(signals.rocs, key=lambda one: -one.area)
     ]
     told = [f"{signals.collapsed} collapsed runs, {signals.held} runs that held."]
