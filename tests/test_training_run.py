@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from llds.errors import LLDSError
+from llds.report import read_record, run_page
 from llds.training.environment import prepare_environment
 from llds.training.progress import PlainDisplay
 from llds.training.recipe import load_recipe
@@ -154,6 +155,14 @@ def test_the_result_holds_before_after_and_memory(straight):
         "llds ask",
     ):
         assert part in text
+
+
+def test_the_page_tells_the_run(straight):
+    page = run_page(read_record(straight[0].folder))
+    assert "Finished after 10 optimizer steps." in page
+    assert "The penalty was" in page
+    assert "<h2>What it wrote</h2>" in page
+    assert page.count("<svg") >= 9
 
 
 def test_nothing_is_pickled(straight):

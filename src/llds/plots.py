@@ -28,6 +28,8 @@ def line_chart(
     lines: Sequence[tuple[str, Sequence[float]]],
     *,
     marks: Sequence[Mark] = (),
+    behind: Sequence[tuple[str, Sequence[float]]] = (),
+    legend: bool = False,
     width: int = 560,
     height: int = 170,
     points: int = 600,
@@ -35,8 +37,10 @@ def line_chart(
     """Return one chart as an ``<svg>`` element; colours come from the page's CSS.
 
     ``lines``: label and values, NaN where there is none. Long lines are thinned to ``points``, keeping extremes.
+    ``behind``: lines drawn faintly behind those of the same place, such as what they are the means of.
+    ``legend``: write the labels beside the title.
     """
-    known = [value for _, values in lines for value in values if math.isfinite(value)]
+    known = [value for _, values in [*behind, *lines] for value in values if math.isfinite(value)]
     if not known or not x:
         return ""
     low, high = _bounds(known)
@@ -55,16 +59,30 @@ def line_chart(
     ]
     parts += _marks(marks, place, first, last, low, high)
     parts += _axes(place, first, last, low, high)
-    for number, (label, values) in enumerate(lines):
-        for run in _runs(x, values, points):
-            path = " ".join(
-                f"{'M' if i == 0 else 'L'}{px:.1f},{py:.1f}"
-                for i, (px, py) in enumerate(place(*p) for p in run)
-            )
-            parts.append(
-                f'<path class="line l{number % 4}" d="{path}"><title>{html.escape(label)}</title></path>'
-            )
+    if legend:
+        parts.append(_legend([label for label, _ in lines], width))
+    for style, group in (("line faint", behind), ("line", lines)):
+        for number, (label, values) in enumerate(group):
+            parts += _paths(label, f"{style} l{number % 4}", _runs(x, values, points), place)
     return "".join([*parts, "</svg>"])
+
+
+def _legend(labels: Sequence[str], width: int) -> str:
+    words = "".join(
+        f'<tspan class="k{number % 4}" dx="8">{html.escape(label)}</tspan>'
+        for number, label in enumerate(labels)
+    )
+    return f'<text x="{width - _RIGHT}" y="16" text-anchor="end">{words}</text>'
+
+
+def _paths(label: str, style: str, runs: Sequence[Sequence[tuple[float, float]]], place: Place) -> list[str]:
+    paths = []
+    for run in runs:
+        path = " ".join(
+            f"{'M' if i == 0 else 'L'}{px:.1f},{py:.1f}" for i, (px, py) in enumerate(place(*p) for p in run)
+        )
+        paths.append(f'<path class="{style}" d="{path}"><title>{html.escape(label)}</title></path>')
+    return paths
 
 
 def _bounds(values: Sequence[float]) -> tuple[float, float]:

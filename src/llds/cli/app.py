@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from llds._version import __version__
-from llds.cli import data, diagnose, evaluation, lab, preflight, retrieval
+from llds.cli import data, diagnose, evaluation, lab, preflight, reporting, retrieval
 from llds.cli.output import AsJson, dumps
 from llds.errors import LLDSError
 
@@ -102,6 +102,7 @@ def train(
         _train_with_verl(recipe, verl or [], prepare, force, as_json)
     if prepare or verl:
         raise LLDSError("--prepare and --verl are for engine=verl; add engine=verl, or leave them out.")
+    from llds.cli.reporting import report_after_training
     from llds.training.progress import is_first_process, make_display
     from llds.training.run import format_result
     from llds.training.run import train as train_recipe
@@ -109,6 +110,9 @@ def train(
     result = train_recipe(recipe, make_display(sys.stderr), force)
     if is_first_process():
         typer.echo(dumps(result.to_json()) if as_json else format_result(result))
+        told = report_after_training(result.folder)
+        if told:
+            typer.echo(told, err=as_json)
     raise typer.Exit(result.exit_code)
 
 
@@ -157,6 +161,7 @@ diagnose.register(app)
 evaluation.register(app)
 lab.register(app)
 preflight.register(app)
+reporting.register(app)
 retrieval.register(app)
 
 

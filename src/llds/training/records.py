@@ -80,6 +80,7 @@ class RunFolder:
         self.evaluations = path / "evaluations"
         self.model = path / "model"
         self.result = path / "result.json"
+        self.report = path / "report.html"
 
     def evaluation(self, name: str) -> Path:
         """Return where the evaluation with this name is kept."""
@@ -100,7 +101,8 @@ class RunFolder:
 
     def is_free(self) -> bool:
         """Say whether nothing is here, or no more than a run leaves that stopped before its first number."""
-        own = {".lock", self.config.name, self.events.name} if self.config.exists() else {".lock"}
+        made = {self.config.name, self.events.name, self.report.name} if self.config.exists() else set()
+        own = {".lock"} | made
         return {path.name for path in self.path.iterdir()} <= own
 
     def event(self, kind: str, **details: Any) -> None:
