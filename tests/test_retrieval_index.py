@@ -1,5 +1,7 @@
 """Index folders: what they find, how they are built and resumed, and what damage does."""
 
+import dataclasses
+import itertools
 import json
 import os
 import random
@@ -18,6 +20,7 @@ from llds.errors import LLDSError
 from llds.retrieval import build as build_module
 from llds.retrieval.build import IndexOptions, build_index
 from llds.retrieval.encoders import load_encoder, make_encoder
+from llds.retrieval.lsa import train_table
 from llds.retrieval.opening import open_index, read_info
 from llds.retrieval.rankers import HybridRanker, IndexRetriever
 from llds.search.bm25 import BM25Retriever
@@ -25,6 +28,7 @@ from llds.search.passages import Passage
 from retrieval_corpus import NAMES, PLANTS, environment, key_of, make_rows, wait_for, write_corpus
 
 COUNT = 300
+DIMENSION = 128  # room for a random direction of each of the keys
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +39,7 @@ def corpus(tmp_path_factory):
 @pytest.fixture(scope="module")
 def index(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("index") / "index"
-    assert build_index(corpus, folder, IndexOptions(encoder="lsa", dimension=32)) == COUNT
+    assert build_index(corpus, folder, IndexOptions(encoder="lsa", dimension=DIMENSION)) == COUNT
     return folder
 
 
@@ -94,13 +98,13 @@ def test_asking_for_less_gives_the_beginning(index, mode):
 
 @pytest.mark.parametrize("vectors", ["ivf", "hnsw"])
 def test_approximate_vectors_find_most_of_what_exact_ones_do(index, corpus, tmp_path, vectors):
-    build_index(corpus, tmp_path / "index", IndexOptions(encoder="lsa", dimension=32, vectors=vectors))
+    build_index(corpus, tmp_path / "index", IndexOptions(encoder="lsa", dimension=DIMENSION, vectors=vectors))
     assert read_info(tmp_path / "index").vectors == vectors
     assert not (tmp_path / "index" / "dense" / "vectors.npy").exists()
-    queries = [key_of(n) for n in range(0, COUNT, 5)]
+    queries = [f"{NAMES[n % 16]} {PLANTS[n % len(PLANTS)]}" for n in range(0, COUNT, 5)]
     exact = found_ids(open_index(index, "dense"), queries, 1)
     near = found_ids(open_index(tmp_path / "index", "dense"), queries, 1)
-    assert np.mean([a == b for a, b in zip(exact, near, strict=True)]) >= (0.9 if vectors == "hnsw" else 0.3)
+    assert np.mean([a == b for a, b in zip(exact, near, strict=True)]) >= (0.9 if vectors == "hnsw" else 0.7)
 
 
 def test_word_vectors_bring_words_of_the_same_passages_together(tmp_path):
@@ -117,8 +121,22 @@ def test_word_vectors_bring_words_of_the_same_passages_together(tmp_path):
     assert "only" in found_ids(open_index(tmp_path / "index", "dense"), ["ship"], 21)[0]
 
 
+def test_word_vectors_do_not_depend_on_the_order_of_passages():
+    """The words of this corpus have equal singular values and null directions, which rounding would turn."""
+    postings = BM25Retriever(make_rows(COUNT)).postings
+    places = np.random.default_rng(0).permutation(COUNT)
+    indices, data = postings.indices.copy(), postings.data.copy()
+    for start, stop in itertools.pairwise(postings.indptr):
+        moved = places[postings.indices[start:stop]]
+        indices[start:stop] = np.sort(moved)
+        data[start:stop] = postings.data[start:stop][np.argsort(moved)]
+    table = train_table(postings, 16)
+    again = train_table(dataclasses.replace(postings, indices=indices, data=data), 16)
+    assert again == pytest.approx(table, abs=1e-3 * float(np.abs(table).max()))
+
+
 def test_building_is_deterministic(index, corpus, tmp_path):
-    build_index(corpus, tmp_path / "again", IndexOptions(encoder="lsa", dimension=32))
+    build_index(corpus, tmp_path / "again", IndexOptions(encoder="lsa", dimension=DIMENSION))
     for path in (path for path in index.rglob("*") if path.is_file()):
         again = tmp_path / "again" / path.relative_to(index)
         assert path.read_bytes() == again.read_bytes(), path.name
@@ -323,12 +341,14 @@ def test_nothing_else_is_replaced_and_two_builds_do_not_meet(corpus, tmp_path):
 
 def test_a_build_killed_while_encoding_goes_on_and_gives_the_same(tmp_path):
     path = write_corpus(tmp_path / "c.jsonl", 20_000)
-    options = IndexOptions(encoder="lsa", dimension=16, batch=2)
-    arguments = ["--encoder", "lsa", "--dimension", "16", "--batch", "2"]
-    command = [sys.executable, "-m", "llds.cli", "index", str(path), str(tmp_path / "index"), *arguments]
-    process = subprocess.Popen(
-        command, env=environment(), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-    )
+
+    def command(folder):
+        arguments = ["--encoder", "lsa", "--dimension", "16", "--batch", "2"]
+        return [sys.executable, "-m", "llds.cli", "index", str(path), str(tmp_path / folder), *arguments]
+
+    # All three builds are processes alike: the number of threads decides the last bits of the table.
+    quiet = {"env": environment(), "stderr": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+    process = subprocess.Popen(command("index"), **quiet)
     state = tmp_path / ".index.building" / "build.json"
 
     def encoding():
@@ -342,9 +362,9 @@ def test_a_build_killed_while_encoding_goes_on_and_gives_the_same(tmp_path):
     before = json.loads(state.read_text())["done"]
     assert 0 < before["encoded"] < 20_000
     texts = os.stat(tmp_path / ".index.building" / "passages.jsonl").st_mtime_ns
-    build_index(path, tmp_path / "index", options)
+    subprocess.run(command("index"), check=True, **quiet)
     assert os.stat(tmp_path / "index" / "passages.jsonl").st_mtime_ns == texts
-    build_index(path, tmp_path / "whole", options)
+    subprocess.run(command("whole"), check=True, **quiet)
     for name in ("dense/vectors.npy", "dense/table.npy", "data.csc.index.npy"):
         assert (tmp_path / "index" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert not (tmp_path / ".index.building").exists()

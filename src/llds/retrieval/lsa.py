@@ -22,6 +22,7 @@ _SAMPLE = 200_000  # passages looked at; more change little and cost memory
 _WORDS = 50_000  # words that get a vector by the factorisation: the most frequent ones
 _MORE = 32  # columns beyond those asked for, which make the range finder exact enough
 _ROUNDS = 4
+_NOTHING = 1e-4  # of the largest singular value: below lie directions made of rounding
 _RANDOM = 0.5  # of the random direction; docs/retrieval.md has what it does for recall
 
 
@@ -56,9 +57,21 @@ def _directions(
         left = torch.linalg.qr(matrix @ basis).Q
         basis = torch.linalg.qr(transposed @ left).Q
         on_round(done + 1)
-    small = matrix @ basis
-    rotation = torch.linalg.svd(small, full_matrices=False).Vh
-    return words, _unit((basis @ rotation.T)[:, :dimension].numpy())
+    _, values, rotation = torch.linalg.svd(matrix @ basis, full_matrices=False)
+    rank = min(dimension, int((values > _NOTHING * values[0]).sum()))
+    return words, _unit(_turned(basis @ rotation[:rank].T, generator).numpy())
+
+
+def _turned(columns: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return the orthonormal ``columns`` turned as near to random ones as they go (orthogonal Procrustes).
+
+    The result depends on their span alone. The signs of singular vectors, and their directions where singular
+    values are equal, are left to rounding; what a word has in common with random directions would be too.
+    """
+    random = torch.randn(columns.shape, generator=generator)
+    left, _, right = torch.linalg.svd(columns.T @ random)
+    turn: torch.Tensor = left @ right
+    return columns @ turn
 
 
 def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
